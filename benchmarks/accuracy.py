@@ -118,11 +118,11 @@ def report(sweep: Path, results: Path) -> None:
     Raises FileNotFoundError where there is none, ValueError where their settings differ.
     """
     runs = [*map(reader.read, reader.find([sweep]))]
-    found = [read(run) for run in runs if run.summary["status"] == "completed"]
-    if not found:
+    completed_runs = [read(run) for run in runs if run.summary["status"] == "completed"]
+    if not completed_runs:
         raise FileNotFoundError(f"{sweep} holds no completed run: sweep first")
-    name = page_name(found[0].settings)
-    for run in found:
+    name = page_name(completed_runs[0].settings)
+    for run in completed_runs:
         for key, value in of_method(common(name), run.settings["algo"]).items():
             if run.settings[key] != value and key != "download":
                 raise ValueError(
@@ -130,7 +130,7 @@ def report(sweep: Path, results: Path) -> None:
                     f"{run.settings['algo']} has {run.settings[key]}; move it away"
                 )
     by_name: dict[str, dict[int, Run]] = defaultdict(dict)
-    for run in found:
+    for run in completed_runs:
         by_name[run.settings["algo"]][run.settings["seed"]] = run
     methods = [Method(name, runs) for name, runs in by_name.items()]
     methods.sort(key=lambda method: -method.mean)

@@ -75,11 +75,11 @@ def unpack(archive: Path, folder: Path) -> int:
 def sentence(page: str, runs: Iterable[reader.Run] = ()) -> str:
     """For the end of a page of docs/results: where its runs come from, and their archive, if there
     is one of its name."""
-    made = origin([*runs])
+    text = origin([*runs])
     if not (KEPT / f"{page}.tar.xz").exists():
-        return made
+        return text
     return (
-        f"{made} [runs/{page}.tar.xz](runs/{page}.tar.xz) has the tables of these runs: "
+        f"{text} [runs/{page}.tar.xz](runs/{page}.tar.xz) has the tables of these runs: "
         "[how to read them](../../benchmarks/archive.py)."
     )
 
@@ -105,10 +105,10 @@ def _files(folder: Path) -> set[Path]:
     if COMPLETED not in ended.values():
         raise ValueError("expected completed runs, found none")
     runs = [run for run, how in ended.items() if how in (COMPLETED, FAILED)]
-    found = {run / name for run in runs for name in OF_RUN}
+    files = {run / name for run in runs for name in OF_RUN}
     for defaults in folder.rglob("defaults.json"):
-        found |= {file for pattern in OF_SWEEP for file in defaults.parent.glob(pattern)}
-    return {file for file in found if file.exists()}
+        files |= {file for pattern in OF_SWEEP for file in defaults.parent.glob(pattern)}
+    return {file for file in files if file.exists()}
 
 
 def _without_paths(config: Path) -> bytes:

@@ -99,15 +99,15 @@ def profile(folder: Path, seed: int) -> Path:
 
 def completed(folder: Path) -> dict[tuple[str, str], list[pd.DataFrame]]:
     """The evaluated rounds of each method and schedule, one table a seed."""
-    found: dict[tuple[str, str], list[pd.DataFrame]] = {}
+    tables: dict[tuple[str, str], list[pd.DataFrame]] = {}
     for algo, schedule in product(METHODS, SCHEDULES):
         paths = sorted(folder.glob(name_of(algo, schedule, "[0-9]")))
-        done = [reader.read(p) for p in paths if status(p) == COMPLETED]
-        found[algo, schedule] = [_evaluated(it.metrics) for it in done]
-    found["ace", "buffered"] = [
+        completed_runs = [reader.read(p) for p in paths if status(p) == COMPLETED]
+        tables[algo, schedule] = [_evaluated(it.metrics) for it in completed_runs]
+    tables["ace", "buffered"] = [
         _evaluated(pd.read_csv(path)) for path in sorted(folder.glob("ace-[0-9].csv"))
     ]
-    return found
+    return tables
 
 
 def _evaluated(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -121,8 +121,8 @@ def _evaluated(metrics: pd.DataFrame) -> pd.DataFrame:
 
 def to_target(table: pd.DataFrame) -> float | None:
     """Simulated seconds until the first evaluation of at least `TARGET`; None: never."""
-    there = table[table["test-accuracy"] >= TARGET]
-    return None if there.empty else float(there["clock"].iloc[0])
+    reached = table[table["test-accuracy"] >= TARGET]
+    return None if reached.empty else float(reached["clock"].iloc[0])
 
 
 def page(tables: dict[tuple[str, str], list[pd.DataFrame]]) -> str:

@@ -57,12 +57,12 @@ def main() -> None:
 
 def completed(folder: Path) -> Tables:
     """The evaluated rounds of each method and schedule."""
-    found: Tables = {}
+    tables: Tables = {}
     for algo, schedule in product(METHODS, SCHEDULES):
         paths = sorted(folder.glob(f"{algo}-{schedule.replace(' ', '-')}-*"))
         runs = [reader.read(path).metrics for path in paths if status(path) == COMPLETED]
-        found[algo, schedule] = [it[it["test-accuracy"].notna()] for it in runs]
-    return found
+        tables[algo, schedule] = [it[it["test-accuracy"].notna()] for it in runs]
+    return tables
 
 
 def page(tables: Tables) -> str:

@@ -480,15 +480,15 @@ def find(folder: Path) -> dict[str, list[reader.Run]]:
     """The completed runs of each sweep, but for those that tune. Raises FileNotFoundError if there
     is none."""
     names = dict.fromkeys(claim.sweep for group in GROUPS for claim in group.claims)
-    found: dict[str, list[reader.Run]] = {}
+    by_sweep: dict[str, list[reader.Run]] = {}
     for name in names:
         if (folder / name / "runs").exists():
             runs = map(reader.read, reader.find([folder / name]))
-            done = [run for run in runs if run.summary["status"] == "completed"]
-            found[name] = [run for run in done if not run.settings.get("validation")]
-    if not any(found.values()):
+            completed_runs = [run for run in runs if run.summary["status"] == "completed"]
+            by_sweep[name] = [run for run in completed_runs if not run.settings.get("validation")]
+    if not any(by_sweep.values()):
         raise FileNotFoundError(f"{folder} holds no completed run of {', '.join(names)}")
-    return found
+    return by_sweep
 
 
 def chosen(results: Sequence[Result], which: Mapping[str, Any], measure: str) -> dict[int, float]:
@@ -533,9 +533,9 @@ def compared(claim: Claim, results: Sequence[Result], window: int) -> Line:
     if measure in ("accuracy", "broadcast"):
         measure += f"-{window}"
     pairs = [(claim.low, claim.high), *([claim.than] if claim.than else [])]
-    known = [[chosen(results, which, measure) for which in pair] for pair in pairs]
-    seeds = sorted(set.intersection(*({*values} for pair in known for values in pair)))
-    each = [[high[seed] - low[seed] for seed in seeds] for low, high in known]
+    values_of = [[chosen(results, which, measure) for which in pair] for pair in pairs]
+    seeds = sorted(set.intersection(*({*values} for pair in values_of for values in pair)))
+    each = [[high[seed] - low[seed] for seed in seeds] for low, high in values_of]
     gains = [gain - (each[1][k] if claim.than else 0.0) for k, gain in enumerate(each[0])]
     digits = 3 if claim.measure == "consistency" else 2
     if len(seeds) < 2:
@@ -543,7 +543,9 @@ def compared(claim: Claim, results: Sequence[Result], window: int) -> Line:
     if claim.than:
         ours = ", ".join(map(difference, each))
     else:
-        ours = " → ".join(spread([values[seed] for seed in seeds], digits) for values in known[0])
+        ours = " → ".join(
+            spread([values[seed] for seed in seeds], digits) for values in values_of[0]
+        )
     return Line(claim, ours, difference(gains, digits), WORDS[verdict(gains)], chance(gains))
 
 
@@ -553,10 +555,10 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 def report(folder: Path, results: Path) -> None:
     runs = find(folder)
-    found = {name: [*map(read, of_sweep)] for name, of_sweep in runs.items()}
-    tested = [[test(c, found.get(c.sweep, [])) for c in group.claims] for group in GROUPS]
-    known = [line for lines in tested for line in lines if line.ours != UNRUN]
-    chances = np.array([line.chance for line in known])
+    results_of = {name: [*map(read, of_sweep)] for name, of_sweep in runs.items()}
+    tested = [[test(c, results_of.get(c.sweep, [])) for c in group.claims] for group in GROUPS]
+    lines_run = [line for lines in tested for line in lines if line.ours != UNRUN]
+    chances = np.array([line.chance for line in lines_run])
     standing = chances[false_discovery_control(chances) < FALSE]
     careful = sum(false_discovery_control(chances, method="by") < FALSE) or "none"
     lines = [
@@ -593,7 +595,7 @@ def report(folder: Path, results: Path) -> None:
     ]
     results.mkdir(parents=True, exist_ok=True)
     (results / "claims.md").write_text("\n".join(lines))
-    print(f"{len(known)} lines that were run in {results / 'claims.md'}")
+    print(f"{len(lines_run)} lines that were run in {results / 'claims.md'}")
 
 
 def count(tested: Sequence[Sequence[Line]], own: bool) -> str:

@@ -119,14 +119,14 @@ def line(name: str, batch: int, n: int, options: argparse.Namespace) -> tuple[st
     rng = np.random.default_rng(0)
     task = Task(build, Clients(x, y, [rng.choice(POOL, HELD) for _ in range(n)]))
     config = partial(settings, batch, n, options.steps)
-    found = measure(contestants(task, config, batch, n, options.steps), options)
+    measurements = measure(contestants(task, config, batch, n, options.steps), options)
     choice = choose("auto", task, config("auto").strategy, n)
-    alone, together = ratio(found, "round", "bare"), ratio(found, "round n", "bare n")
-    gain = ratio(found, "round", "round n")
+    alone, together = ratio(measurements, "round", "bare"), ratio(measurements, "round n", "bare n")
+    gain = ratio(measurements, "round", "round n")
     cells = [
         *(title, str(batch), str(n)),
-        *(timing.spread(found["bare"], 3), timing.spread(alone, 2)),
-        *(timing.spread(found["bare n"], 3), timing.spread(together, 2)),
+        *(timing.spread(measurements["bare"], 3), timing.spread(alone, 2)),
+        *(timing.spread(measurements["bare n"], 3), timing.spread(together, 2)),
         *(timing.spread(gain, 1), "many at once" if choice.vectorize else "one at a time"),
     ]
     missed = []
@@ -173,15 +173,15 @@ def page(table: list[str], missed: list[str]) -> str:
     )
 
 
-def ratio(found: Found, name: str, base: str) -> list[float]:
-    return [a / b for a, b in zip(found[name], found[base], strict=True)]
+def ratio(measurements: Found, name: str, base: str) -> list[float]:
+    return [a / b for a, b in zip(measurements[name], measurements[base], strict=True)]
 
 
 def measure(kinds: Contestants, options: argparse.Namespace) -> Found:
     clock = timing.CLOCKS[options.clock]
     for run, _ in [*kinds.values()]:
         run()  # imports, allocates
-    found: Found = {name: [] for name in kinds}
+    measurements: Found = {name: [] for name in kinds}
     for repetition in range(options.repetitions):
         names = [*kinds]
         k = repetition % len(names)
@@ -189,8 +189,8 @@ def measure(kinds: Contestants, options: argparse.Namespace) -> Found:
             run, client_steps = kinds[name]
             began = clock()
             run()
-            found[name].append(1e3 * (clock() - began) / client_steps)
-    return found
+            measurements[name].append(1e3 * (clock() - began) / client_steps)
+    return measurements
 
 
 # --- the contestants ------------------------------------------------------------------------------

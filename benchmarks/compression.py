@@ -115,8 +115,8 @@ class Trained(NamedTuple):
 
 
 def read(path: Path) -> Trained:
-    found = reader.read(path)
-    rows = found.metrics
+    run = reader.read(path)
+    rows = run.metrics
     sent = rows["up-bytes"].fillna(0).cumsum() / 1e6
     curve = pd.DataFrame({"mb": sent, "accuracy": 100 * rows["test-accuracy"]}).dropna()
     replies = rows["replies"].sum()
@@ -125,7 +125,7 @@ def read(path: Path) -> Trained:
         curve=curve,
         bytes_up=rows["up-bytes"].sum() / replies,
         vectors=rows["up-vectors"].sum() / replies,
-        rounds=int(found.summary["rounds"]),
+        rounds=int(run.summary["rounds"]),
     )
 
 
@@ -136,9 +136,9 @@ def completed(folder: Path, dataset: str, seeds: list[int]) -> Table:
     table: Table = {}
     for algo, compressor in product(ALGOS, COMPRESSORS):
         paths = [folder / name_of(dataset, algo, compressor, seed) for seed in seeds]
-        done = [p for p in paths if reader.is_run(p) and status(p) == COMPLETED]
-        if done:
-            table[algo, compressor] = [read(path) for path in done]
+        complete = [p for p in paths if reader.is_run(p) and status(p) == COMPLETED]
+        if complete:
+            table[algo, compressor] = [read(path) for path in complete]
     return table
 
 
@@ -258,21 +258,21 @@ class TrueMemory(Compress):
 
 def exact(options: argparse.Namespace) -> None:
     path = options.folder / "exact.json"
-    found = json.loads(path.read_text()) if path.exists() else {}
+    distances = json.loads(path.read_text()) if path.exists() else {}
     for compressor, algo in product(EXACT, EXACT_ALGOS):
         name = f"{algo}, {compressor}"
-        if found.get(name, {}).get("rounds") != options.exact_rounds:
+        if distances.get(name, {}).get("rounds") != options.exact_rounds:
             began = time.process_time()
             distance = distance_to_optimum(algo, compressor, options.exact_rounds)
-            found[name] = {"distance": distance, "rounds": options.exact_rounds}
+            distances[name] = {"distance": distance, "rounds": options.exact_rounds}
             print(f"{name}: {distance:.1e}, {time.process_time() - began:.0f} s", flush=True)
-            path.write_text(json.dumps(found, indent=1))
+            path.write_text(json.dumps(distances, indent=1))
 
     for rounds in (2 * options.exact_rounds, 4 * options.exact_rounds):
         name = f"{SLOW[0]}, {SLOW[1]}, {rounds}"
-        if name not in found:
-            found[name] = {"distance": distance_to_optimum(*SLOW, rounds), "rounds": rounds}
-            path.write_text(json.dumps(found, indent=1))
+        if name not in distances:
+            distances[name] = {"distance": distance_to_optimum(*SLOW, rounds), "rounds": rounds}
+            path.write_text(json.dumps(distances, indent=1))
 
 
 def distance_to_optimum(algo: str, compressor: str, rounds: int) -> float:
@@ -293,9 +293,9 @@ def distance_to_optimum(algo: str, compressor: str, rounds: int) -> float:
             config = LocalConfig(t, rounds, LR, 0.0, 0.0, i, 0, ((DIM,),), STEPS)
             if i not in states:
                 states[i] = half.init(down.w, w0, config)
-            done = client_round(half, down, states[i], config, Steps(A[i], b[i]))
-            states[i] = done.state
-            received = half.decode(done.up, down, w0)
+            visit = client_round(half, down, states[i], config, Steps(A[i], b[i]))
+            states[i] = visit.state
+            received = half.decode(visit.up, down, w0)
             replies.append(Reply(i, received.up, STEPS, 1, received.w_i0))
         s = server_round(method, half, s, replies).state
         if not s.w.norm() < 1e6:
@@ -337,8 +337,8 @@ class Steps(NamedTuple):
         return descend(w, g, [at] * STEPS, direction, hook, config)
 
 
-def exact_section(found: dict[str, Any]) -> Iterator[str]:
-    rounds = min(value["rounds"] for value in found.values())
+def exact_section(distances: dict[str, Any]) -> Iterator[str]:
+    rounds = min(value["rounds"] for value in distances.values())
     norm = float(least_squares()[2].norm())
     yield "## Exact optima"
     yield ""
@@ -352,10 +352,10 @@ def exact_section(found: dict[str, Any]) -> Iterator[str]:
     yield "| compressor | " + " | ".join(EXACT_ALGOS) + " |"
     yield "| --- |" + " ---: |" * len(EXACT_ALGOS)
     for compressor in EXACT:
-        cells = [found.get(f"{algo}, {compressor}") for algo in EXACT_ALGOS]
+        cells = [distances.get(f"{algo}, {compressor}") for algo in EXACT_ALGOS]
         yield f"| {compressor} | {' | '.join(map(shown, cells))} |"
     yield ""
-    slow = [found[name] for name in found if name.startswith(f"{SLOW[0]}, {SLOW[1]}")]
+    slow = [distances[name] for name in distances if name.startswith(f"{SLOW[0]}, {SLOW[1]}")]
     yield (
         f"{SLOW[0]} with {SLOW[1]} is slow but exact: "
         + ", ".join(f"{shown(value)} after {value['rounds']:,} rounds" for value in slow)
@@ -366,10 +366,10 @@ def exact_section(found: dict[str, Any]) -> Iterator[str]:
     yield ""
 
 
-def shown(found: dict[str, Any] | None) -> str:
-    if found is None:
+def shown(entry: dict[str, Any] | None) -> str:
+    if entry is None:
         return "–"
-    return "diverges" if found["distance"] == float("inf") else f"{found['distance']:.0e}"
+    return "diverges" if entry["distance"] == float("inf") else f"{entry['distance']:.0e}"
 
 
 # --- time -----------------------------------------------------------------------------------------
@@ -393,7 +393,7 @@ def times(options: argparse.Namespace) -> None:
     keep_freed_memory()  # as `fedaccord run` does
     x, seconds = torch.randn(LENGTH, generator=torch.Generator().manual_seed(0)), {}
     for name, compressor in TIMED.items():
-        found: dict[str, Any] = {"encode": [], "decode": []}
+        measurements: dict[str, Any] = {"encode": [], "decode": []}
         for repetition in range(options.repetitions + 1):
             draws = torch.Generator().manual_seed(repetition)
             began = time.process_time()
@@ -402,27 +402,27 @@ def times(options: argparse.Namespace) -> None:
             compressor.unpack(packed, LENGTH)
             decoded = time.process_time()
             if repetition:  # the first one allocates
-                found["encode"].append(1e3 * (encoded - began))
-                found["decode"].append(1e3 * (decoded - encoded))
-        found["share"] = sum(t.nbytes for t in packed) / x.nbytes
-        seconds[name] = found
-        print(name, *(f"{spread(found[k], 0)} ms" for k in ("encode", "decode")), flush=True)
+                measurements["encode"].append(1e3 * (encoded - began))
+                measurements["decode"].append(1e3 * (decoded - encoded))
+        measurements["share"] = sum(t.nbytes for t in packed) / x.nbytes
+        seconds[name] = measurements
+        print(name, *(f"{spread(measurements[k], 0)} ms" for k in ("encode", "decode")), flush=True)
     (options.folder / "times.json").write_text(json.dumps(seconds))
 
 
-def time_section(found: dict[str, Any]) -> Iterator[str]:
+def time_section(measurements: dict[str, Any]) -> Iterator[str]:
     yield "## Time of encode and decode"
     yield ""
     yield (
         f"A vector of {LENGTH / 1e6:.1f} million numbers in float32 (45 MB), one thread of an "
         f"{platform.machine()} CPU, torch {torch.__version__}: milliseconds of processor time, "
-        f"median (min to max) of {len(next(iter(found.values()))['encode'])}, with other load on "
-        "the machine."
+        f"median (min to max) of {len(next(iter(measurements.values()))['encode'])}, with other "
+        "load on the machine."
     )
     yield ""
     yield "| compressor | share of the bytes | encode | decode |"
     yield "| --- | ---: | ---: | ---: |"
-    for name, values in found.items():
+    for name, values in measurements.items():
         encode, decode = (spread(values[key], 0) for key in ("encode", "decode"))
         yield f"| {name} | {values['share']:.2%} | {encode} | {decode} |"
     yield ""

@@ -24,10 +24,10 @@ def find() -> Path:
     Raises FileNotFoundError, in one line, where neither is there.
     """
     keep_decoded()
-    if given := os.environ.get("FEDACCORD_DATA"):
-        folder = Path(given).expanduser().resolve()
+    if name := os.environ.get("FEDACCORD_DATA"):
+        folder = Path(name).expanduser().resolve()
         if not folder.is_dir():
-            raise FileNotFoundError(f"no real data: FEDACCORD_DATA={given} is not a folder")
+            raise FileNotFoundError(f"no real data: FEDACCORD_DATA={name} is not a folder")
         return folder
     unpack = REPOSITORY.parent / "shared" / "data" / "unpack"
     if not unpack.exists():

@@ -107,20 +107,20 @@ def report(sweep: Path, page: Path) -> None:
 
     Raises FileNotFoundError if there is none.
     """
-    found = [*map(reader.read, reader.find([sweep]))]
-    done = [read(run) for run in found if run.summary["status"] == "completed"]
-    if not done:
+    every_run = [*map(reader.read, reader.find([sweep]))]
+    completed_runs = [read(run) for run in every_run if run.summary["status"] == "completed"]
+    if not completed_runs:
         raise FileNotFoundError(f"{sweep} holds no completed run: sweep first")
     runs: Runs = {}
-    for run in sorted(done, key=lambda run: run.seed):
+    for run in sorted(completed_runs, key=lambda run: run.seed):
         place = (run.settings["algo"], run.settings["gossip.topology"])
         runs.setdefault(place, []).append(run)
     timed = sweep / "gossip.json"
     gossip = json.loads(timed.read_text()) if timed.exists() else None
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.with_suffix(".md").write_text(table(runs, gossip, page.name, found))
+    page.with_suffix(".md").write_text(table(runs, gossip, page.name, every_run))
     plot(runs, page.with_suffix(".png"))
-    print(f"{len(done)} runs in {page}.md and {page.name}.png")
+    print(f"{len(completed_runs)} runs in {page}.md and {page.name}.png")
 
 
 def table(
@@ -179,9 +179,9 @@ def table(
             "Target: at most 5 %.",
             "",
         ]
-    made = f"Made by `fedaccord sweep benchmarks/{name}.toml --out DIR` and `python "
-    made += f"benchmarks/decentralised.py DIR`.{archive.sentence(name, every)}"
-    return "\n".join([*lines, made, ""])
+    command = f"Made by `fedaccord sweep benchmarks/{name}.toml --out DIR` and `python "
+    command += f"benchmarks/decentralised.py DIR`.{archive.sentence(name, every)}"
+    return "\n".join([*lines, command, ""])
 
 
 def setup(runs: Runs) -> list[str]:
@@ -362,13 +362,13 @@ def time_gossip(sweep: Path, more: dict[str, Any], nodes: int = 100, rounds: int
     keys |= {"gossip.topology": "exponential", "gossip.steps": 4, "gossip.eval-nodes": False}
     del keys["num-server-rounds"]
     torch.set_num_threads(more["threads"])
-    found = simulate("dfedavg", rounds=rounds, **keys)
+    history = simulate("dfedavg", rounds=rounds, **keys)
     facts = {
         "nodes": nodes,
         "steps": keys["gossip.steps"],
-        "parameters": sum(p.numel() for p in found.model.values()),
+        "parameters": sum(p.numel() for p in history.model.values()),
         "threads": more["threads"],
-        "rounds": found.metrics["seconds"].dropna().tolist(),
+        "rounds": history.metrics["seconds"].dropna().tolist(),
         "mix": mixed,
     }
     sweep.mkdir(parents=True, exist_ok=True)

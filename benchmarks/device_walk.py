@@ -40,8 +40,8 @@ class Machines:
 
     def __init__(self, home: Path) -> None:
         self.home, self.processes = home, list[psutil.Process]()
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("FLWR_")}
-        self.environment = kept | {
+        others = {k: v for k, v in os.environ.items() if not k.startswith("FLWR_")}
+        self.environment = others | {
             "FLWR_HOME": str(home / "federation/operator"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -54,10 +54,10 @@ class Machines:
 
     def do(self, command: str, folder: Path) -> str:
         words = {"cwd": folder, "env": self.environment, "text": True, "check": False}
-        done = subprocess.run(["sh", "-c", command], capture_output=True, **words)
-        if done.returncode:
-            sys.exit(f"{command}\n{done.stdout}{done.stderr}")
-        return done.stdout
+        process = subprocess.run(["sh", "-c", command], capture_output=True, **words)
+        if process.returncode:
+            sys.exit(f"{command}\n{process.stdout}{process.stderr}")
+        return process.stdout
 
     def start(self, folder: Path, *more: str) -> psutil.Process:
         log = (folder / "log").open("ab")
@@ -73,8 +73,8 @@ class Machines:
         """Devices; -1: the server does not answer yet."""
         words = {"cwd": self.home, "env": self.environment, "text": True, "check": False}
         command = ["flwr", "supernode", "ls", "federation"]
-        done = subprocess.run(command, capture_output=True, **words)
-        return -1 if done.returncode else done.stdout.count("online")
+        process = subprocess.run(command, capture_output=True, **words)
+        return -1 if process.returncode else process.stdout.count("online")
 
     def wait(self, number: int) -> None:
         end = time.monotonic() + devices.PATIENCE
@@ -149,7 +149,7 @@ def slowed(process: psutil.Process) -> Iterator[None]:
 def walk(schedule: str, rounds: int, timeout: float, home: Path) -> dict[str, Any]:
     """One run; what was seen of it."""
     home.mkdir()
-    found: dict[str, Any] = {"schedule": schedule}
+    facts: dict[str, Any] = {"schedule": schedule}
     with deployed(home) as machines:
         first, second = machines.device(0), machines.device(1)
         machines.wait(2)
@@ -163,11 +163,11 @@ def walk(schedule: str, rounds: int, timeout: float, home: Path) -> dict[str, An
             for each in (*devices.descendants(first), first):
                 with suppress(psutil.NoSuchProcess):
                     each.send_signal(SIGKILL)
-            found["killed after round"] = number(run)
+            facts["killed after round"] = number(run)
             if over.wait(70.0):
                 return
             machines.device(0)
-            found["started again after round"] = number(run)
+            facts["started again after round"] = number(run)
 
         killer = threading.Thread(target=kill)
         killer.start()
@@ -177,10 +177,10 @@ def walk(schedule: str, rounds: int, timeout: float, home: Path) -> dict[str, An
         with slowed(second):
             began = time.monotonic()
             machines.do(f"fedaccord submit federation {settings}", home)
-            found["seconds"] = time.monotonic() - began
+            facts["seconds"] = time.monotonic() - began
         over.set()
         killer.join()
-    return found | table(run)
+    return facts | table(run)
 
 
 def number(run: Path) -> int:
@@ -212,11 +212,11 @@ def _short(why: str) -> str:
     return re.sub(r"[|\n]", " ", why)[:80]
 
 
-def page(found: list[Mapping[str, Any]], options: argparse.Namespace) -> str:
-    names = [name for name in found[0] if name != "schedule"]
-    head = ["", *(str(one["schedule"]) for one in found)]
+def page(walks: list[Mapping[str, Any]], options: argparse.Namespace) -> str:
+    names = [name for name in walks[0] if name != "schedule"]
+    head = ["", *(str(one["schedule"]) for one in walks)]
     cells = [
-        [n, *(f"{v:.4g}" if isinstance(v := one.get(n, "-"), float) else str(v) for one in found)]
+        [n, *(f"{v:.4g}" if isinstance(v := one.get(n, "-"), float) else str(v) for one in walks)]
         for n in names
     ]
     lines = [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *cells]]
@@ -250,14 +250,14 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds of a visit")
     parser.add_argument("--markdown", type=Path, help="write the page to this file")
     options = parser.parse_args()
-    found = list[Mapping[str, Any]]()
+    walks = list[Mapping[str, Any]]()
     with tempfile.TemporaryDirectory() as folder:
         for schedule in SCHEDULES:
             home = Path(folder) / schedule
-            found.append(walk(schedule, options.rounds, options.timeout, home))
-            print(found[-1], flush=True)
+            walks.append(walk(schedule, options.rounds, options.timeout, home))
+            print(walks[-1], flush=True)
     if options.markdown:
-        options.markdown.write_text(page(found, options))
+        options.markdown.write_text(page(walks, options))
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="write the page to this file")
     options = parser.parse_args()
     rows = [name for name in options.rows if options.before or ROWS[name][0] != "before"]
-    found: dict[str, list[Found]] = {name: [] for name in rows}
+    measurements: dict[str, list[Found]] = {name: [] for name in rows}
     with tempfile.TemporaryDirectory() as folder:
         apps = {"plain": REPOSITORY / "benchmarks/fedavg_app", "ours": REPOSITORY}
         if options.before:
@@ -75,12 +75,14 @@ def main() -> None:
         for repetition in range(options.repetitions):
             for name in rows:
                 app, node = ROWS[name]
-                work = Path(folder) / f"{repetition}-{len(found[name])}-{rows.index(name)}"
-                found[name].append(measure(apps[app], app == "plain", node, options.rounds, work))
-                print(name, found[name][-1], flush=True)
+                work = Path(folder) / f"{repetition}-{len(measurements[name])}-{rows.index(name)}"
+                measurements[name].append(
+                    measure(apps[app], app == "plain", node, options.rounds, work)
+                )
+                print(name, measurements[name][-1], flush=True)
                 if options.out:
-                    options.out.write_text(json.dumps(found, indent=1))
-    table = "\n".join([*lines(found), "", *memory_lines(found)])
+                    options.out.write_text(json.dumps(measurements, indent=1))
+    table = "\n".join([*lines(measurements), "", *memory_lines(measurements)])
     print(table)
     if options.markdown:
         options.markdown.write_text(page(table, options))
@@ -112,7 +114,7 @@ def run(
         settings = f'algo="scaffold" num-server-rounds={rounds} fraction-train=1.0 threads=1 '
         settings += f'local-epochs=1 out-dir="{work}" name="run" {more}'
     words = ["flwr", "run", str(app), "lab", "--stream", "-c", settings]
-    done = subprocess.run(
+    process = subprocess.run(
         words, env=environment, cwd=work, capture_output=True, text=True, timeout=PATIENCE
     )
     try:
@@ -120,7 +122,7 @@ def run(
             return [float(line) for line in (work / "seconds").read_text().split()]
         return [*pd.read_csv(work / "run/metrics.csv")["seconds"].dropna()]
     except OSError:
-        sys.exit(done.stdout + done.stderr)
+        sys.exit(process.stdout + process.stderr)
 
 
 @contextmanager
@@ -153,10 +155,10 @@ def deployment(
 
     def online() -> int:
         listed = ["flwr", "supernode", "ls", "lab", "--format", "json"]
-        done = subprocess.run(
+        process = subprocess.run(
             listed, env=environment, cwd=work, capture_output=True, text=True, check=False
         )
-        return len(re.findall(r'"status": *"online"', done.stdout))
+        return len(re.findall(r'"status": *"online"', process.stdout))
 
     try:
         address = ("--host", "127.0.0.1", "--port", str(port))
@@ -204,15 +206,15 @@ def cpu_seconds(nodes: Sequence[psutil.Process]) -> float:
 
 def peaks(nodes: Sequence[psutil.Process]) -> dict[str, float]:
     """The MB of the first node's processes: RSS by role, and the PSS of all."""
-    found: dict[str, float] = {}
+    sizes: dict[str, float] = {}
     pss = 0.0
     for process in (nodes[0], *descendants(nodes[0])):
         with suppress(psutil.Error, ValueError):
             words, memory = " ".join(process.cmdline()), process.memory_full_info()
             pss += memory.pss / MB
             role = role_of(process, nodes[0], words)
-            found[role] = max(found.get(role, 0.0), memory.rss / MB)
-    return found | {"all, PSS": pss}
+            sizes[role] = max(sizes.get(role, 0.0), memory.rss / MB)
+    return sizes | {"all, PSS": pss}
 
 
 def role_of(process: psutil.Process, node: psutil.Process, words: str) -> str:
@@ -231,18 +233,18 @@ def role_of(process: psutil.Process, node: psutil.Process, words: str) -> str:
 @contextmanager
 def watched(nodes: Sequence[psutil.Process]) -> Iterator[dict[str, float]]:
     """The peaks of a block, filled when it ends."""
-    found: dict[str, float] = {}
+    sizes: dict[str, float] = {}
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(0.3):
             for role, value in peaks(nodes).items():
-                found[role] = max(found.get(role, 0.0), value)
+                sizes[role] = max(sizes.get(role, 0.0), value)
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        yield found
+        yield sizes
     finally:
         over.set()
         thread.join()
@@ -254,21 +256,21 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def lines(found: dict[str, list[Found]]) -> Iterator[str]:
+def lines(measurements: dict[str, list[Found]]) -> Iterator[str]:
     yield "| SuperNode | seconds a round: median (min to max) | CPU seconds a message | idle, % |"
     yield "| --- | --: | --: | --: |"
-    for name, runs in found.items():
+    for name, runs in measurements.items():
         rounds = [seconds for one in runs for seconds in one.rounds]
         cpu, idle = [one.cpu for one in runs], [100 * one.idle_cpu for one in runs]
         row = (timing.spread(rounds, 1), timing.spread(cpu, 2), f"{statistics.median(idle):.1f}")
         yield f"| {name} | {' | '.join(row)} |"
 
 
-def memory_lines(found: dict[str, list[Found]]) -> Iterator[str]:
+def memory_lines(measurements: dict[str, list[Found]]) -> Iterator[str]:
     roles = ("SuperNode", "SuperExec", "warm process", "ClientApp", "all, PSS")
     yield "| MB: idle / peak of a run | " + " | ".join(roles) + " |"
     yield "| --- |" + " --: |" * len(roles)
-    for name, runs in found.items():
+    for name, runs in measurements.items():
         cells = []
         for role in roles:
             idle, peak = (

@@ -77,8 +77,8 @@ def main() -> None:
         for name in options.parts or USUAL:
             lines += ["", *PARTS[name]()]
             print("\n".join(lines), flush=True)
-    made = " ".join(["python benchmarks/faults.py", *options.parts])
-    lines += ["", f"Made by `{made}`; torch {torch.__version__}, one thread, CPU."]
+    command = " ".join(["python benchmarks/faults.py", *options.parts])
+    lines += ["", f"Made by `{command}`; torch {torch.__version__}, one thread, CPU."]
     if options.markdown:
         options.markdown.write_text("\n".join(lines) + "\n")
 
@@ -133,8 +133,8 @@ def least_squares(seed: int = 0) -> tuple[Task, Tensor]:
         nn.init.zeros_(model.weight)
         return model
 
-    def half_square(found: Tensor, y: Tensor) -> Tensor:
-        return 0.5 * ((found - y) ** 2).sum()
+    def half_square(prediction: Tensor, y: Tensor) -> Tensor:
+        return 0.5 * ((prediction - y) ** 2).sum()
 
     return Task(module, Clients([*A], [*b]), None, half_square, torch.device("cpu")), optimum
 
@@ -186,8 +186,8 @@ def losses() -> Table:
     rows = []
     for name in TIED:
         for fleet_of, when in ((GoingOn, "before"), (LocalFleet, "after")):
-            found = [after_losses(name, share, fleet_of) for share in SHARES]
-            numbers = [distance for distance, _ in found] + [broken for _, broken in found]
+            results = [after_losses(name, share, fleet_of) for share in SHARES]
+            numbers = [distance for distance, _ in results] + [broken for _, broken in results]
             rows.append([name, when, *(f"{x:.1e}" for x in numbers)])
             print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
     shares = [f"{share:.0%} lost" for share in SHARES]
@@ -250,11 +250,11 @@ def checkpoint(model: str, steps: int, repetitions: int) -> list[str]:
         rounds, writes = [], []
         for _ in range(repetitions + 1):
             began = time.perf_counter()
-            done = run.train_round()
+            trained = run.train_round()
             rounds.append(time.perf_counter() - began)
             if not writes:
                 everyone(run, fleet)
-            log_book.record(done)
+            log_book.record(trained)
             began = time.perf_counter()
             log_book.checkpoint()
             writes.append(time.perf_counter() - began)
@@ -326,14 +326,16 @@ def survived(passed: int, of: int, what: str) -> str:
 def tests(path: str, names: str) -> tuple[int, int]:
     """How many of the tests passed, and how many there are."""
     options = ["-q", "-o", "addopts=", "-p", "no:warnings", "-k", names]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "pytest", *options, path],
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
         check=False,
     )
-    counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|error)", done.stdout)}
+    counts = {
+        word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|error)", process.stdout)
+    }
     return counts.get("passed", 0), sum(counts.values())
 
 
@@ -375,13 +377,13 @@ GOOD_ENDS = ("completed", "one line before round 1", "one line at the end")
 
 def draw(rng: random.Random) -> dict[str, Any]:
     """A small run with a few settings that are mostly nonsense."""
-    known = {key: field for key, field in keys().items() if key not in LEFT}
+    fields = {key: field for key, field in keys().items() if key not in LEFT}
     method = rng.choice([*METHODS])
-    mine = [k for k in known if "." not in k or k.startswith(f"{method}.") or rng.random() < 0.2]
+    mine = [k for k in fields if "." not in k or k.startswith(f"{method}.") or rng.random() < 0.2]
     chosen: dict[str, Any] = {"algo": method, "num-clients": 4, "num-server-rounds": 2}
     chosen |= {"model": "linear", "local-steps": 2, "threads": 1, "device": "cpu"}
     for key in rng.sample(mine, rng.randint(1, 4)):
-        field = known[key]
+        field = fields[key]
         pool = [*NASTY[type(field.default)], *field.metadata["choices"]]
         value = rng.choice(pool if rng.random() < 0.9 else ODD)
         if key in LONG and isinstance(value, int) and value > 50:
@@ -462,14 +464,14 @@ def crashed(config: RunConfig, at: int, half: bool) -> int:
     if pid == 0:
         count, folder = 0, str(config.out_dir)
 
-        def hook(event: str, given: tuple[Any, ...]) -> None:
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:
             nonlocal count
-            opened = event == "open" and isinstance(given[1], str) and given[1][0] in "wax"
-            if (opened or event in CHANGES) and str(given[0]).startswith(folder):
+            opened = event == "open" and isinstance(arguments[1], str) and arguments[1][0] in "wax"
+            if (opened or event in CHANGES) and str(arguments[0]).startswith(folder):
                 count += 1
                 if count == at:
                     if half and opened:
-                        with open(given[0], f"{given[1][0]}b") as file:
+                        with open(arguments[0], f"{arguments[1][0]}b") as file:
                             file.write(bytes(100))
                     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -52,16 +52,16 @@ def main() -> None:
     if options.address:
         serve(options)
         return
-    found = json.loads(options.out.read_text()) if options.out.exists() else []
+    measurements = json.loads(options.out.read_text()) if options.out.exists() else []
     for nodes in options.nodes:
-        if nodes in [one["nodes"] for one in found]:
+        if nodes in [one["nodes"] for one in measurements]:
             continue
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            found.append(measure(nodes, options, Path(folder)))
-        print(json.dumps(found[-1], indent=1), flush=True)
-        options.out.write_text(json.dumps(found, indent=1))
+            measurements.append(measure(nodes, options, Path(folder)))
+        print(json.dumps(measurements[-1], indent=1), flush=True)
+        options.out.write_text(json.dumps(measurements, indent=1))
     if options.markdown:
-        options.markdown.write_text(page(found, options))
+        options.markdown.write_text(page(measurements, options))
 
 
 def measure(nodes: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def measure(nodes: int, options: argparse.Namespace, folder: Path) -> dict[str, 
             words = ["flwr", "run", str(devices.REPOSITORY), "lab", "--stream", "-c", settings]
             with watched(group) as peaks:
                 began = time.monotonic()
-                done = subprocess.run(
+                process = subprocess.run(
                     words, env=environment, cwd=work, capture_output=True, text=True, check=False
                 )
                 while is_running("flwr-serverapp"):  # a busy server may end the stream of its log
@@ -96,7 +96,7 @@ def measure(nodes: int, options: argparse.Namespace, folder: Path) -> dict[str, 
         metrics = work / "run/metrics.csv"
         rows = pd.read_csv(metrics).iloc[1:] if metrics.is_file() else pd.DataFrame()
         if len(rows) < options.rounds:
-            sys.exit(f"{done.stdout}{done.stderr}{(work / 'nodes.log').read_text()}{peaks}")
+            sys.exit(f"{process.stdout}{process.stderr}{(work / 'nodes.log').read_text()}{peaks}")
     return {
         "nodes": nodes,
         "algo": options.algo,
@@ -122,7 +122,7 @@ def is_running(command: str) -> bool:
 def watched(group: Path | None) -> Iterator[dict[str, float]]:
     """The peaks of a block: resident MB of each role, and the anonymous part. The ServerApp is
     moved into the group."""
-    found: dict[str, float] = {}
+    sizes: dict[str, float] = {}
     moved = set[int]()
     over = threading.Event()
 
@@ -141,24 +141,24 @@ def watched(group: Path | None) -> Iterator[dict[str, float]]:
                         if name in ("VmRSS", "RssAnon"):
                             key = f"{role}, {'anonymous' if name == 'RssAnon' else 'all'}"
                             size = int(value.split()[0]) * 1024 / MB
-                            found[key] = max(found.get(key, 0.0), size)
+                            sizes[key] = max(sizes.get(key, 0.0), size)
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        yield found
+        yield sizes
     finally:
         over.set()
         thread.join()
 
 
-def page(found: list[dict[str, Any]], options: argparse.Namespace) -> str:
+def page(measurements: list[dict[str, Any]], options: argparse.Namespace) -> str:
     heads = [
         *("SuperNodes", "replies", "lost", "seconds a round", "SuperLink: all", "anonymous"),
         *("ServerApp: all", "anonymous", "most of its group"),
     ]
     lines = [f"| {' | '.join(heads)} |", "| --: " * len(heads) + "|"]
-    for one in found:
+    for one in measurements:
         peaks = one["peak MB"]
         sizes = [f"{role}, {part}" for role in ROLES.values() for part in ("all", "anonymous")]
         cells = [
@@ -168,8 +168,8 @@ def page(found: list[dict[str, Any]], options: argparse.Namespace) -> str:
             f"{peaks['most of the group']:.0f}" if "most of the group" in peaks else "-",
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    killed = sum(int(one["peak MB"].get("killed", 0)) for one in found)
-    at_once, kept = (number / MB for number in (READ_AT_ONCE, REPLIES))
+    killed = sum(int(one["peak MB"].get("killed", 0)) for one in measurements)
+    at_once, in_memory = (number / MB for number in (READ_AT_ONCE, REPLIES))
     return "\n".join(
         [
             "# Load on a server",
@@ -177,8 +177,8 @@ def page(found: list[dict[str, Any]], options: argparse.Namespace) -> str:
             " ".join(__doc__.split("\n\n")[2].split()),
             "",
             f"CPU, {os.cpu_count()} cores with other load, torch {torch.__version__}, "
-            f"{options.algo}, rounds: {options.rounds}, {found[0]['MB of a reply']:.0f} MB a "
-            f"reply, a limit of {options.limit / MB:,.0f} MB; MB at the peak.",
+            f"{options.algo}, rounds: {options.rounds}, {measurements[0]['MB of a reply']:.0f} MB "
+            f"a reply, a limit of {options.limit / MB:,.0f} MB; MB at the peak.",
             "",
             *lines,
             "",
@@ -187,9 +187,9 @@ def page(found: list[dict[str, Any]], options: argparse.Namespace) -> str:
             "",
             f"**The bound.** The ServerApp fetches at most {at_once:.0f} MB of replies together, "
             "one reply at least; the others wait in the SuperLink's database. Of a round's replies "
-            f"{kept:.0f} MB stay in memory, those that came first, and the others are stored in "
-            "files of the run directory, from which the server step reads them one after another "
-            "in the order of clients, so that the sum does not depend on the order of arrival. "
+            f"{in_memory:.0f} MB stay in memory, those that came first, and the others are stored "
+            "in files of the run directory, from which the server step reads them one by one in "
+            "the order of clients, so that the sum does not depend on the order of arrival. "
             "Neither number depends on how many nodes there are. In addition there are the "
             "server's own models and vectors, and Flower's copies of the replies that are fetched. "
             "In buffered rounds replies are fetched in the same portions, until the step has all "
@@ -201,7 +201,8 @@ def page(found: list[dict[str, Any]], options: argparse.Namespace) -> str:
             "locked`). The maximal number of nodes of such a server is unknown.",
             "",
             "Made by `python benchmarks/load.py --nodes "
-            f"{' '.join(str(one['nodes']) for one in found)} --markdown docs/results/load.md`.",
+            f"{' '.join(str(one['nodes']) for one in measurements)} "
+            "--markdown docs/results/load.md`.",
             "",
         ]
     )

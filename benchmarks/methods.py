@@ -95,8 +95,8 @@ def said(field: str) -> str:
 
 
 def size_of(model: str, options: argparse.Namespace) -> Size:
-    given = {name: getattr(options, name) for name in ("clients", "steps")}
-    return MODELS[model]._replace(**{name: n for name, n in given.items() if n is not None})
+    overrides = {name: getattr(options, name) for name in ("clients", "steps")}
+    return MODELS[model]._replace(**{name: n for name, n in overrides.items() if n is not None})
 
 
 def cost(method: str) -> Cost:
@@ -127,18 +127,18 @@ def measure(model: str, measured: Measured, options: argparse.Namespace) -> None
         order = options.methods[k:] + options.methods[:k]
         if number % 2 == 0:
             order.reverse()
-        done: Repetition = {}
+        repetition: Repetition = {}
         before = seconds_of(base, clients, options)
         for name in order:
             own = seconds_of(rounds[name], clients, options)
             after = seconds_of(base, clients, options)
-            done[name] = own, (before + after) / 2
+            repetition[name] = own, (before + after) / 2
             tell(
                 f"{model} {number}/{options.repetitions} {name} {own:.2f} s, "
-                f"{own / done[name][1]:.3f} x {BASELINE}"
+                f"{own / repetition[name][1]:.3f} x {BASELINE}"
             )
             before = after
-        repetitions.append(done)
+        repetitions.append(repetition)
         save(measured, options)
 
 
@@ -179,9 +179,9 @@ def earlier(options: argparse.Namespace) -> Measured:
     """What --out holds already. Raises ValueError where that was made in another setting."""
     if not options.out or not options.out.exists():
         return {}
-    held = json.loads(options.out.read_text())
-    measured: Measured = held.pop("seconds", {})
-    if held != json.loads(json.dumps(setting(options))):
+    content = json.loads(options.out.read_text())
+    measured: Measured = content.pop("seconds", {})
+    if content != json.loads(json.dumps(setting(options))):
         raise ValueError(
             f"{options.out} holds results of other options or another machine: give the same "
             "ones, choose another --out, or move it away"
@@ -196,7 +196,7 @@ def save(measured: Measured, options: argparse.Namespace) -> None:
 
 
 def ratios(repetitions: list[Repetition], method: str) -> list[float]:
-    return [own / base for own, base in (done[method] for done in repetitions)]
+    return [own / base for own, base in (repetition[method] for repetition in repetitions)]
 
 
 def missed_targets(measured: Measured, options: argparse.Namespace) -> list[str]:
@@ -228,7 +228,7 @@ def table(model: str, repetitions: list[Repetition], options: argparse.Namespace
         missed = ", **missed**" if statistics.median(ratio) > allowed(name) else ""
         lines.append(
             f"| {name} | {cost(name).gradients:g} | "
-            f"{spread([done[name][0] for done in repetitions], 2)} | {spread(ratio, 3)} | "
+            f"{spread([each[name][0] for each in repetitions], 2)} | {spread(ratio, 3)} | "
             f"{allowed(name):.2f}{missed} |"
         )
     return "\n".join(lines)

@@ -136,11 +136,11 @@ def ratios(seconds: dict[str, list[float]], name: str) -> list[float]:
 
 
 def missed_targets(seconds: dict[str, list[float]]) -> list[str]:
-    found = {name: statistics.median(ratios(seconds, name)) for name in TARGETS}
+    medians = {name: statistics.median(ratios(seconds, name)) for name in TARGETS}
     return [
-        f"missed: {name} takes {found[name]:.3f} x bare, allowed {allowed:.2f}"
+        f"missed: {name} takes {medians[name]:.3f} x bare, allowed {allowed:.2f}"
         for name, allowed in TARGETS.items()
-        if found[name] > allowed
+        if medians[name] > allowed
     ]
 
 

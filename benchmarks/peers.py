@@ -70,11 +70,11 @@ def main() -> None:
 def able(setting: Setting, options: argparse.Namespace) -> list[str]:
     """The contestants asked for, or all that can run. Raises ValueError where one cannot."""
     needs = {"pfl": "pfl_python", "blazefl": "blazefl_python", "fl-simulator": "fl_simulator"}
-    known = setting.contestants
-    if unknown := [name for name in options.contestants if name not in known]:
-        raise ValueError(f"expected contestants among {', '.join(known)}, got {unknown[0]!r}")
+    contestants = setting.contestants
+    if unknown := [name for name in options.contestants if name not in contestants]:
+        raise ValueError(f"expected contestants among {', '.join(contestants)}, got {unknown[0]!r}")
     names = []
-    for name in options.contestants or known:
+    for name in options.contestants or contestants:
         need = needs.get(name.removesuffix(THREADS))
         if need is None or getattr(options, need):
             names.append(name)
@@ -271,8 +271,8 @@ def command(name: str, job: dict[str, Any], options: argparse.Namespace) -> list
 
 def from_line(line: str) -> tuple[int, float] | None:
     """Round and accuracy from a line of contestants/common.report; None: another line."""
-    if found := re.match(r"PEER (\d+) (\S+)$", line):
-        return int(found[1]), float(found[2])
+    if match := re.match(r"PEER (\d+) (\S+)$", line):
+        return int(match[1]), float(match[2])
     return None
 
 
@@ -283,8 +283,8 @@ class FromFLSimulator:
         self.round, self.accuracy = 0, float("nan")
 
     def __call__(self, line: str) -> tuple[int, float] | None:
-        if found := re.match(r"\s*Test .* Accuracy: (\S+)", line):
-            self.accuracy = float(found[1])
+        if match := re.match(r"\s*Test .* Accuracy: (\S+)", line):
+            self.accuracy = float(match[1])
         if re.match(r"\s*---- *Time:", line):
             self.round += 1
             return self.round, self.accuracy
@@ -308,11 +308,11 @@ def versions(names: list[str], options: argparse.Namespace) -> dict[str, str]:
     """What each contestant is, with its PyTorch."""
     packages = {"pfl": "pfl", "blazefl": "blazefl"}
     pythons = {"pfl": options.pfl_python, "blazefl": options.blazefl_python}
-    found = {}
+    numbers = {}
     for name in {name.removesuffix(THREADS) for name in names}:
         if name == "fl-simulator":
             git = ["git", "-C", str(options.fl_simulator), "rev-parse", "--short", "HEAD"]
-            found["FL-Simulator"] = "commit " + subprocess.check_output(git, text=True).strip()
+            numbers["FL-Simulator"] = "commit " + subprocess.check_output(git, text=True).strip()
             continue
         package = packages.get(name, "fedaccord" if name.startswith("fed") else "flwr")
         code = (
@@ -321,8 +321,8 @@ def versions(names: list[str], options: argparse.Namespace) -> dict[str, str]:
             "platform.python_version())"
         )
         python = str(pythons.get(name) or sys.executable)
-        found[package] = subprocess.check_output([python, "-c", code], text=True).strip()
-    return found
+        numbers[package] = subprocess.check_output([python, "-c", code], text=True).strip()
+    return numbers
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ Results = dict[str, dict[str, Any]]  # contestant -> what `contest` returns
 
 
 def page(results: Path) -> str:
-    found = {name: results / f"{name}.json" for name in SETTINGS}
-    measured = {n: json.loads(f.read_text()) for n, f in found.items() if f.exists()}
+    files = {name: results / f"{name}.json" for name in SETTINGS}
+    measured = {n: json.loads(f.read_text()) for n, f in files.items() if f.exists()}
     if not measured:
         sys.exit(f"--results: expected results of a setting in {results}, found none")
-    known: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for facts in measured.values():
-        known |= facts["versions"]
+        versions |= facts["versions"]
     cores = {str(facts["cores"]) for facts in measured.values()}
     used = {c for facts in measured.values() for r in facts["repetitions"] for c in r}
     lines = [
@@ -37,7 +37,7 @@ def page(results: Path) -> str:
         "",
         *(f"- {name}: {text}" for name, text in CONTESTANTS.items() if name in used),
         "",
-        "Versions: " + "; ".join(f"{n} {v}" for n, v in sorted(known.items())) + ".",
+        "Versions: " + "; ".join(f"{n} {v}" for n, v in sorted(versions.items())) + ".",
     ]
     for name, facts in measured.items():
         lines += ["", f"## {name}", "", SETTINGS[name].about + ".", "", *section(name, facts)]
@@ -100,13 +100,13 @@ def verdicts(setting: Setting, runs: list[Results]) -> list[str]:
         if threads in setting.contestants:
             alike = {one: peer, both: threads}
         for ours, rival in alike.items():
-            found = {c: ratios(runs, rival, ours, c) for c in ("wall", "cpu")}
-            if not found["wall"]:
+            by_clock = {c: ratios(runs, rival, ours, c) for c in ("wall", "cpu")}
+            if not by_clock["wall"]:
                 continue
             wall, cpu = (
                 f"{'met' if statistics.median(of) >= factor else 'missed'} by {clock} with "
                 f"{statistics.median(of):.2f}"
-                for clock, of in zip(("wall-clock", "CPU seconds"), found.values(), strict=True)
+                for clock, of in zip(("wall-clock", "CPU seconds"), by_clock.values(), strict=True)
             )
             lines += [
                 f"Target: {ours} at least {factor:g} x as fast as {rival}: {wall}, {cpu}.",

@@ -46,17 +46,19 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.WARNING)
     out = options.out.expanduser().absolute()
-    found: dict[str, dict[str, list[float]]] = {m: {p: [] for p in PRECISIONS} for m in METHODS}
+    accuracies: dict[str, dict[str, list[float]]] = {
+        m: {p: [] for p in PRECISIONS} for m in METHODS
+    }
     try:
         setting = SETTING | read_settings(options.pairs, None) | {"out-dir": str(out)}
         for seed in range(options.seeds):
             for method in METHODS:
                 for precision in PRECISIONS:
                     own = {"algo": method, "precision": precision, "seed": seed}
-                    found[method][precision].append(accuracy(setting | own))
+                    accuracies[method][precision].append(accuracy(setting | own))
     except (ValueError, FileNotFoundError) as error:
         sys.exit(str(error))
-    text = table(setting, found)
+    text = table(setting, accuracies)
     print(text)
     if options.markdown:
         options.markdown.write_text(f"# bfloat16 beside float32\n\n{text}\n", encoding="utf-8")
@@ -73,17 +75,17 @@ def accuracy(settings: dict[str, Any]) -> float:
     return 100 * float(accuracies.tail(LAST).mean())
 
 
-def table(setting: dict[str, Any], found: dict[str, dict[str, list[float]]]) -> str:
+def table(setting: dict[str, Any], accuracies: dict[str, dict[str, list[float]]]) -> str:
     """Markdown: mean and range over the seeds, and the differences seed by seed."""
-    told = ", ".join(f"{key}={value}" for key, value in setting.items() if key != "out-dir")
+    settings = ", ".join(f"{key}={value}" for key, value in setting.items() if key != "out-dir")
     lines = [
         f"Test accuracy in %, mean of the last {LAST} evaluations, over the seeds: mean (min to "
-        f"max). {told}.",
+        f"max). {settings}.",
         "",
         f"| method | {' | '.join(PRECISIONS)} | bfloat16 - float32, seed by seed |",
         "| --- | --: | --: | --: |",
     ]
-    for method, of in found.items():
+    for method, of in accuracies.items():
         cells = [f"{statistics.mean(v):.2f} ({min(v):.2f} to {max(v):.2f})" for v in of.values()]
         gaps = [b - a for a, b in zip(*of.values(), strict=True)]
         shown = ", ".join(f"{gap:+.2f}" for gap in gaps)

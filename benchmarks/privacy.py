@@ -61,10 +61,10 @@ def page(folder: Path, rounds: int) -> str:
     for algo in METHODS:
         cells = []
         for budget in BUDGETS:
-            found = [reader.read(p) for p in folder.glob(f"{algo}-{budget}-*-{rounds}")]
+            runs = [reader.read(p) for p in folder.glob(f"{algo}-{budget}-*-{rounds}")]
             values = [
                 100 * run.summary["test-accuracy-last"]
-                for run in found
+                for run in runs
                 if run.summary["status"] == COMPLETED
             ]
             spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""

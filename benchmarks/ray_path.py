@@ -118,24 +118,24 @@ def main() -> None:
     keep_freed_memory()  # as `fedaccord run` does
     torch.set_num_threads(1)
     clock = CLOCKS[options.clock]
-    found: dict[str, Seconds] = {}
+    measurements: dict[str, Seconds] = {}
     if options.out and options.out.exists():
-        found = json.loads(options.out.read_text())
+        measurements = json.loads(options.out.read_text())
     if options.only != "flower":
         with ray_for(3, "local", 1, 0.0):
             for name, measure in (("steps", steps), ("visits", requests)):
                 if options.only in (None, name):
-                    found[name] = measure(options.repetitions, clock)
-                    print(table(name, found[name]), flush=True)
+                    measurements[name] = measure(options.repetitions, clock)
+                    print(table(name, measurements[name]), flush=True)
     if options.only in (None, "flower"):
         for name, seconds in flower(options.repetitions, clock).items():
-            found[name] = seconds
+            measurements[name] = seconds
             print(table(name, seconds), flush=True)
     if options.out:
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
+        options.out.write_text(json.dumps(measurements, indent=2) + "\n")
     if options.markdown:
-        write(options.markdown, page(found, options))
-    if options.check and (missed := missed_targets(found)):
+        write(options.markdown, page(measurements, options))
+    if options.check and (missed := missed_targets(measurements)):
         sys.exit("\n".join(missed))
 
 
@@ -276,7 +276,7 @@ def train(message: Message, context: Context) -> Message:
 
 def flower(repetitions: int, clock: Callable[[], float]) -> dict[str, Seconds]:
     """Seconds of a round by size; the server runs in a thread of this process."""
-    found: dict[str, Seconds] = {}
+    measurements: dict[str, Seconds] = {}
     app = ServerApp()
 
     @app.main()
@@ -284,7 +284,7 @@ def flower(repetitions: int, clock: Callable[[], float]) -> dict[str, Seconds]:
         while not ray.is_initialized():  # by Flower, in another thread: the workers join it
             time.sleep(0.1)
         for size in SIZES:
-            found[f"{size} MB"] = _one_size(grid, size, repetitions, clock)
+            measurements[f"{size} MB"] = _one_size(grid, size, repetitions, clock)
 
     run_simulation(
         server_app=app,
@@ -295,7 +295,7 @@ def flower(repetitions: int, clock: Callable[[], float]) -> dict[str, Seconds]:
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
         },
     )
-    return found
+    return measurements
 
 
 def _one_size(grid: Grid, size: float, repetitions: int, clock: Callable[[], float]) -> Seconds:
@@ -320,8 +320,8 @@ def _one_size(grid: Grid, size: float, repetitions: int, clock: Callable[[], flo
                 return MetricRecord({"test-loss": 0.0})
 
             last = ROUNDS[size]
-            done = begin(initial_arrays=arrays, num_rounds=last, evaluate_fn=evaluate)
-            assert len(done.train_metrics_clientapp) == last, f"{name} lost a round"
+            result = begin(initial_arrays=arrays, num_rounds=last, evaluate_fn=evaluate)
+            assert len(result.train_metrics_clientapp) == last, f"{name} lost a round"
             return (ends[last] - ends[1]) / (last - 1)
 
         names = ("Flower's FedAvg", "this package's FedAvg", "this package's workers")
@@ -357,19 +357,19 @@ def overhead(seconds: Seconds) -> float:
     return statistics.median((a - b) / CLIENTS for a, b in pairs)
 
 
-def missed_targets(found: dict[str, Seconds]) -> list[str]:
+def missed_targets(measurements: dict[str, Seconds]) -> list[str]:
     lines = []
     for name, contestant, base, allowed in TARGETS:
-        if name in found:
-            pairs = zip(found[name][contestant], found[name][base], strict=True)
+        if name in measurements:
+            pairs = zip(measurements[name][contestant], measurements[name][base], strict=True)
             ratio = statistics.median(a / b for a, b in pairs)
             if ratio > allowed:
                 lines.append(
                     f"missed: {name}: {contestant} takes {ratio:.3f} x {base}, "
                     f"allowed {allowed:.3f}"
                 )
-    if "visits" in found and (taken := overhead(found["visits"])) > OVERHEAD:
-        lines.append(f"missed: visits: {1e3 * taken:.1f} ms a client, allowed {1e3 * OVERHEAD:.0f}")
+    if "visits" in measurements and (cost := overhead(measurements["visits"])) > OVERHEAD:
+        lines.append(f"missed: visits: {1e3 * cost:.1f} ms a client, allowed {1e3 * OVERHEAD:.0f}")
     return lines
 
 
@@ -391,7 +391,7 @@ def comparison(files: list[Path], earlier: str) -> str:
     rows = []
     for name, contestants in results[0].items():
         for contestant in contestants:
-            values = [found[name][contestant] for found in results if name in found]
+            values = [result[name][contestant] for result in results if name in result]
             medians = [*map(statistics.median, values)]
             ratios = [now / before for before, now in zip(medians[::2], medians[1::2], strict=True)]
             cells = [spread([*chain(*values[k::2])], 3) for k in (0, 1)] + [spread(ratios, 2)]
@@ -411,10 +411,10 @@ def write(file: Path, text: str) -> None:
     file.write_text(tables.rstrip() + "\n" + (f"\n{head}{compared}" if compared else ""))
 
 
-def page(found: dict[str, Seconds], options: argparse.Namespace) -> str:
+def page(measurements: dict[str, Seconds], options: argparse.Namespace) -> str:
     versions = f"torch {torch.__version__}, ray {ray.__version__}, flwr {flwr.__version__}"
     kind = "Wall-clock" if options.clock == "wall" else "CPU (of all processes together)"
-    missed = missed_targets(found)
+    missed = missed_targets(measurements)
     verdict = "All targets met." if not missed else "\n".join(f"- {line}" for line in missed)
     what = " ".join(__doc__.split("\n\n")[-1].split())
     return f"""# Ray workers
@@ -427,7 +427,7 @@ def page(found: dict[str, Seconds], options: argparse.Namespace) -> str:
   with a client by hand, this package's FedAvg with `train_locally`, and this package's two workers.
 
 {what}
-{"".join(table(name, seconds) + chr(10) for name, seconds in found.items())}
+{"".join(table(name, seconds) + chr(10) for name, seconds in measurements.items())}
 Targets (medians): two workers at most 1/1.7 of one thread and at most two threads; a client's way
 at most {1e3 * OVERHEAD:.0f} ms; over Flower's simulation at most 1.1 x Flower's FedAvg.
 

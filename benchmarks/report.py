@@ -42,27 +42,27 @@ def main() -> None:
             for seed in range(SEEDS):
                 write(runs, method, seed, np.random.default_rng([number, seed]))
         commands = {"report": (runs, "--out", page), "compare": (runs,)}
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+        measurements: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
         for repetition in range(-1, options.repetitions):  # the first compiles
             for name, words in commands.items():
-                taken = seconds([name, *map(str, words)])
+                pair = seconds([name, *map(str, words)])
                 if repetition >= 0:
-                    found[name].append(taken)
+                    measurements[name].append(pair)
         size = page.stat().st_size / 1e6
-    table = "\n".join(lines(found, size))
+    table = "\n".join(lines(measurements, size))
     print(table)
     if options.markdown:
         options.markdown.write_text(markdown(table, options.repetitions))
-    cpu = statistics.median(cpu for _, cpu in found["report"])
+    cpu = statistics.median(cpu for _, cpu in measurements["report"])
     if options.check and (cpu > MOST_SECONDS or size > MOST_MB):
         sys.exit(f"missed: the report takes {cpu:.2f} CPU seconds and {size:.2f} MB")
 
 
 def write(folder: Path, method: str, seed: int, rng: np.random.Generator) -> None:
     """A run that looks like one of ten clients a round."""
-    made = RunConfig.make({"algo": method, "seed": seed, "dataset": "cifar10"})
+    settings = RunConfig.make({"algo": method, "seed": seed, "dataset": "cifar10"})
     used = {"device": "cpu", "gradients-per-step": 1}
-    run = RunDirectory(str(folder), f"{method}-{seed}", config.in_use(made), used)
+    run = RunDirectory(str(folder), f"{method}-{seed}", config.in_use(settings), used)
     run.save_classes([f"class {i}" for i in range(10)], rng.integers(0, 99, (CLIENTS, 10)).tolist())
     for number in range(1, ROUNDS + 1):
         row: dict[str, Any] = {"round": number}
@@ -88,11 +88,11 @@ def seconds(words: list[str]) -> tuple[float, float]:
     return timing.seconds_of_process([*CLI, *words], f"fedaccord {words[0]}")
 
 
-def lines(found: dict[str, list[tuple[float, float]]], size: float) -> list[str]:
+def lines(measurements: dict[str, list[tuple[float, float]]], size: float) -> list[str]:
     rows = ["| command | wall seconds: median (min to max) | CPU seconds, likewise | MB |"]
     rows.append("| --- | --: | --: | --: |")
-    for name, taken in found.items():
-        wall, cpu = ([*column] for column in zip(*taken, strict=True))
+    for name, pairs in measurements.items():
+        wall, cpu = ([*column] for column in zip(*pairs, strict=True))
         file = f"{size:.2f}" if name == "report" else ""
         times = f"{timing.spread(wall, 2)} | {timing.spread(cpu, 2)}"
         rows.append(f"| fedaccord {name} | {times} | {file} |")

@@ -83,16 +83,16 @@ def main() -> None:
     if options.one:
         print(json.dumps(past() if names == ["afedpd"] else measure(names[0], options)))
         return
-    found: dict[str, list[dict[str, Any]]] = {}
+    measurements: dict[str, list[dict[str, Any]]] = {}
     for name in names:
         for num_clients in options.clients if name in CASES else CLIENTS[-1:]:
-            found.setdefault(name, []).append(in_a_process(name, num_clients, options))
-            print(name, found[name][-1], flush=True)
-    tables = page(found, options)
+            measurements.setdefault(name, []).append(in_a_process(name, num_clients, options))
+            print(name, measurements[name][-1], flush=True)
+    tables = page(measurements, options)
     print(tables)
     if options.markdown:
         options.markdown.write_text(tables)
-    if options.check and (missed := missed_targets(found)):
+    if options.check and (missed := missed_targets(measurements)):
         sys.exit("\n".join(missed))
 
 
@@ -100,10 +100,10 @@ def in_a_process(name: str, num_clients: int, options: argparse.Namespace) -> di
     command = [sys.executable, __file__, name, "--one", str(num_clients)]
     command += ["--active", str(options.active), "--rounds", str(options.rounds)]
     command += ["--clock", options.clock]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{name}, {num_clients} clients: {done.stderr.strip().splitlines()[-1]}")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        sys.exit(f"{name}, {num_clients} clients: {process.stderr.strip().splitlines()[-1]}")
+    return dict(json.loads(process.stdout.splitlines()[-1]))
 
 
 # --- a row ----------------------------------------------------------------------------------------
@@ -114,10 +114,10 @@ class NoSteps(LocalFleet):
 
     def _round(self, request: TrainRequest, state: Any) -> tuple[TrainReply, Any]:
         instruction = request.instruction
-        found = training_data(self.task, instruction)
-        begun = first_state(request, found.model) if state is None else state
-        done = client_round(instruction.half, request.down, begun, instruction.config, no_steps)
-        return TrainReply(done.up, found.examples or 0, 1, 0.0), done.state
+        data = training_data(self.task, instruction)
+        begun = first_state(request, data.model) if state is None else state
+        visit = client_round(instruction.half, request.down, begun, instruction.config, no_steps)
+        return TrainReply(visit.up, data.examples or 0, 1, 0.0), visit.state
 
 
 def no_steps(w: Vector, direction: Direction, hook: GradientHook, config: LocalConfig) -> Solution:
@@ -169,12 +169,12 @@ def past() -> dict[str, Any]:
     for number in range(1, PAST_ROUNDS[-1] + 1):
         run.train_round()
         if number in PAST_ROUNDS:
-            kept = dict(leaves(run.state.server.lam_bar_after))
-            in_files = [v for v in kept.values() if in_file(v)]
+            vectors = dict(leaves(run.state.server.lam_bar_after))
+            in_files = [v for v in vectors.values() if in_file(v)]
             rows.append(
                 {
                     "rounds": number,
-                    "bytes": sum(v.nbytes for v in kept.values()),
+                    "bytes": sum(v.nbytes for v in vectors.values()),
                     "in-files": sum(v.nbytes for v in in_files),
                     "resident": resident(),
                 }
@@ -198,9 +198,9 @@ def bytes_a_client(rows: list[dict[str, Any]], key: str) -> float:
     return (rows[-1][key] - rows[0][key]) / (rows[-1]["clients"] - rows[0]["clients"])
 
 
-def missed_targets(found: dict[str, list[dict[str, Any]]]) -> list[str]:
+def missed_targets(measurements: dict[str, list[dict[str, Any]]]) -> list[str]:
     lines = []
-    for name, rows in found.items():
+    for name, rows in measurements.items():
         if name not in CASES:
             continue
         if (start := max(row["start"] for row in rows)) > START:
@@ -212,7 +212,7 @@ def missed_targets(found: dict[str, list[dict[str, Any]]]) -> list[str]:
     return lines
 
 
-def page(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> str:
+def page(measurements: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> str:
     clock = "wall-clock" if options.clock == "wall" else "CPU"
     lines = [
         "# Registered clients",
@@ -233,7 +233,7 @@ def page(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) ->
         "lenet feddyn": "LeNet with a vector on every client, `client-state=disk`",
         "lenet afedpd": "likewise",
     }
-    for name, rows in found.items():
+    for name, rows in measurements.items():
         if name not in CASES:
             continue
         columns = "| C | s to start | s a round | x C = 1,000 | RSS at start | RSS at end |"
@@ -247,25 +247,25 @@ def page(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) ->
             )
         each = bytes_a_client(rows, "at-start")
         lines += ["", f"{each:.0f} bytes for each registered client before the first round."]
-    for row in found.get("afedpd", []):
+    for row in measurements.get("afedpd", []):
         lines += ["", "## What A-FedPD's server keeps of past rounds", ""]
         lines += ["LeNet, 10 of 1,000,000 clients a round.", ""]
         lines += ["| rounds | kept | of it in files | RSS |", "| --: " * 4 + "|"]
         for at in row["rows"]:
             sizes = " | ".join(f"{at[k] / 1e6:,.0f} MB" for k in ("bytes", "in-files", "resident"))
             lines.append(f"| {at['rounds']} | {sizes} |")
-    missed = missed_targets(found)
+    missed = missed_targets(measurements)
     cases = "".join(f" '{name}'" for name in options.cases)
     numbers = " ".join(map(str, options.clients))
-    given = "" if options.clients is CLIENTS else f" --clients {numbers}"
-    given += "" if options.active == ACTIVE else f" --active {options.active}"
+    more = "" if options.clients is CLIENTS else f" --clients {numbers}"
+    more += "" if options.active == ACTIVE else f" --active {options.active}"
     lines += [
         "",
         f"Targets: at most {START:g} s to start, a round at most {ROUND:g} x that of C = 1,000, at "
         f"most {BYTES} bytes of memory a registered client: {'; '.join(missed) or 'all met'}.",
         "",
         f"Made by `python benchmarks/scale.py{cases} --markdown docs/results/scale.md` with "
-        f"`--clock {options.clock} --rounds {options.rounds}{given}`.",
+        f"`--clock {options.clock} --rounds {options.rounds}{more}`.",
         "",
     ]
     return "\n".join(lines)

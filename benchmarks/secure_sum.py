@@ -81,8 +81,8 @@ def accuracies(dataset: str) -> Iterator[str]:
         cells = [spread("{:.1f} ± {:.1f}", plain)]
         for bits in BITS:
             secure = {"secure-sum.method": "secagg+", "secure-sum.bits": bits}
-            found = [accuracy(dataset, algo, seed, **secure) for seed in SEEDS]
-            pairs = zip(found, plain, strict=True)
+            summed = [accuracy(dataset, algo, seed, **secure) for seed in SEEDS]
+            pairs = zip(summed, plain, strict=True)
             cells.append(spread("{:+.2f} ± {:.2f}", [a - b for a, b in pairs]))
         yield f"| {algo} | {' | '.join(cells)} |"
 
@@ -112,7 +112,7 @@ def measure(clients: int, parameters: int, rounds: int, *plugins: Any) -> tuple[
         fraction_train=1.0, local_steps=1, batch_size=0, lr=1e-3, plugins=plugins
     )
     began = time.process_time()
-    found = simulate(
+    history = simulate(
         method,
         clients=data,
         model=nn.Linear(1, parameters, bias=False),
@@ -120,19 +120,19 @@ def measure(clients: int, parameters: int, rounds: int, *plugins: Any) -> tuple[
         rounds=rounds,
     )
     seconds = (time.process_time() - began) / rounds
-    return seconds, float(found.metrics["up-bytes"].iloc[1:].sum()) / rounds / clients
+    return seconds, float(history.metrics["up-bytes"].iloc[1:].sum()) / rounds / clients
 
 
-def costs(given: argparse.Namespace) -> Iterator[str]:
+def costs(options: argparse.Namespace) -> Iterator[str]:
     """A row for each setting."""
     sent = 0
     payload = SecureRound._payload
 
     def counted(self: SecureRound, stage: str, **values: Any) -> dict[str, Any]:
         nonlocal sent
-        found = payload(self, stage, **values)
-        sent += client.nbytes(found)
-        return found
+        stage_payload = payload(self, stage, **values)
+        sent += client.nbytes(stage_payload)
+        return stage_payload
 
     SecureRound._payload = counted  # type: ignore[method-assign]
     for name, plugins in (
@@ -142,8 +142,8 @@ def costs(given: argparse.Namespace) -> Iterator[str]:
         ("secagg+, 24 bits, 40 neighbours", (SecureSum(neighbours=40),)),
     ):
         sent = 0
-        seconds, size = measure(given.clients, given.parameters, given.rounds, *plugins)
-        down = sent / given.rounds / given.clients
+        seconds, size = measure(options.clients, options.parameters, options.rounds, *plugins)
+        down = sent / options.rounds / options.clients
         yield f"| {name} | {seconds:.2f} | {size:,.0f} | {down:,.0f} |"
 
 
@@ -161,11 +161,11 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=2, help="of the table of costs")
     parser.add_argument("--only", choices=("costs", *DATA))
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    for part in (given.only,) if given.only else ("costs", *DATA):
+    for part in (options.only,) if options.only else ("costs", *DATA):
         if part == "costs":
-            rewrite(HEAD.format(**vars(given)) + shown(costs(given)))
+            rewrite(HEAD.format(**vars(options)) + shown(costs(options)))
             continue
         head = ACCURACY.format(
             **DATA[part]._asdict(),
@@ -178,8 +178,8 @@ def main() -> None:
 
 def rewrite(section: str) -> None:
     """Replace one section of the page, which its first line names, or add it at the end."""
-    found = re.split(r"(?m)^(?=##? )", PAGE.read_text())[1:]
-    sections = {text.partition("\n")[0]: text for text in (*found, section)}
+    parts = re.split(r"(?m)^(?=##? )", PAGE.read_text())[1:]
+    sections = {text.partition("\n")[0]: text for text in (*parts, section)}
     PAGE.write_text("\n".join(text.strip() + "\n" for text in sections.values()))
 
 

@@ -66,10 +66,10 @@ def measure(
                 devices.REPOSITORY, False, ROUNDS, folder / "work", environment, settings
             )
         cpu = (devices.cpu_seconds(nodes[:1]) - before) / (ROUNDS + 1)
-        found = {"idle": idle, "peak": peak, "cpu a message": cpu, "rounds": seconds}
+        measurements = {"idle": idle, "peak": peak, "cpu a message": cpu, "rounds": seconds}
         if group:
-            found |= usage(group)
-    return found
+            measurements |= usage(group)
+    return measurements
 
 
 def usage(group: Path) -> dict[str, Any]:

@@ -43,18 +43,18 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
     parser.add_argument("--markdown", type=Path, help="write the page to this file")
     options = parser.parse_args()
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTESTANTS}
+    measurements: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTESTANTS}
     with tempfile.TemporaryDirectory() as folder:
         for repetition in range(-1, options.repetitions):  # the first decodes and compiles
             for name in CONTESTANTS:
-                taken = seconds(name, folder)
+                pair = seconds(name, folder)
                 if repetition >= 0:
-                    found[name].append(taken)
-    table = "\n".join(lines(found))
+                    measurements[name].append(pair)
+    table = "\n".join(lines(measurements))
     print(table)
     if options.markdown:
         options.markdown.write_text(page(table, options.repetitions))
-    walls = {name: statistics.median(w for w, _ in found[name]) for name in TARGETS}
+    walls = {name: statistics.median(w for w, _ in measurements[name]) for name in TARGETS}
     missed = [
         f"missed: {n} takes {walls[n]:.2f} s" for n, most in TARGETS.items() if walls[n] > most
     ]
@@ -69,11 +69,11 @@ def seconds(name: str, folder: str) -> tuple[float, float]:
     return timing.seconds_of_process([sys.executable, "-c", code, *words, *more], name)
 
 
-def lines(found: dict[str, list[tuple[float, float]]]) -> list[str]:
+def lines(measurements: dict[str, list[tuple[float, float]]]) -> list[str]:
     rows = ["| process | wall seconds: median (min to max) | CPU seconds, likewise |"]
     rows.append("| --- | --: | --: |")
-    for name, taken in found.items():
-        wall, cpu = ([*column] for column in zip(*taken, strict=True))
+    for name, pairs in measurements.items():
+        wall, cpu = ([*column] for column in zip(*pairs, strict=True))
         rows.append(f"| {name} | {timing.spread(wall, 2)} | {timing.spread(cpu, 2)} |")
     return rows
 

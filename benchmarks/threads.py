@@ -169,8 +169,8 @@ def table(measured: dict[Case, list[Seconds]]) -> str:
         "CPU seconds |",
         "| --- | --- | --: | --: | --: | --: |",
     ]
-    for case, found in measured.items():
-        wall, cpu = ([s.wall for s in found], [s.cpu for s in found])
+    for case, times in measured.items():
+        wall, cpu = ([s.wall for s in times], [s.cpu for s in times])
         ratio = spread(ratios(measured, case)) if case.busy else "–"
         lines.append(
             f"| {case.run} | {case.threads} | {case.busy} | {spread(wall)} | {ratio} | "

@@ -52,13 +52,13 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=accuracy.RESULTS, help="folder of the page")
     options = parser.parse_args()
     try:
-        made = Made.by(options.file or options.page, options.settings)
-        report(made, options.sweep.expanduser(), options.results, options.page)
+        recipe = Recipe.by(options.file or options.page, options.settings)
+        report(recipe, options.sweep.expanduser(), options.results, options.page)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(str(error))
 
 
-class Made(NamedTuple):
+class Recipe(NamedTuple):
     """A sweep: its plan, the name of its file, and what was set after it."""
 
     plan: Plan
@@ -66,7 +66,7 @@ class Made(NamedTuple):
     settings: Sequence[str] = ()
 
     @classmethod
-    def by(cls, file: str, settings: Sequence[str]) -> "Made":
+    def by(cls, file: str, settings: Sequence[str]) -> "Recipe":
         content = accuracy.read_file(file)
         run = flatten(content["run"]) | read_settings(settings, None)
         return cls(Plan.make(content | {"run": run}), file, settings)
@@ -104,21 +104,23 @@ def read(runs: Sequence[reader.Run], plan: Plan) -> list[Tested]:
         if run.summary["status"] == COMPLETED:
             stage = tuning if run.settings["validation"] else tests
             stage.setdefault(run.settings["algo"], []).append(run)
-    found = []
+    winners = []
     for name in plan.methods:
         own = {run.settings["seed"]: run for run in tests.get(name, [])}
         if {*own} >= {*plan.test_seeds} and len(own) == len(tests[name]):
-            found.append(_tested(plan, name, [own[seed] for seed in plan.test_seeds], tuning[name]))
-    return sorted(found, key=lambda each: -each.method.mean)
+            winners.append(
+                _tested(plan, name, [own[seed] for seed in plan.test_seeds], tuning[name])
+            )
+    return sorted(winners, key=lambda each: -each.method.mean)
 
 
 def failures(runs: Sequence[reader.Run]) -> dict[str, list[int]]:
     """By method, the rounds of its tests that failed."""
-    found: dict[str, list[int]] = {}
+    by_method: dict[str, list[int]] = {}
     for run in runs:
         if run.summary["status"] == FAILED and not run.settings["validation"]:
-            found.setdefault(run.settings["algo"], []).append(int(run.summary["rounds"]))
-    return found
+            by_method.setdefault(run.settings["algo"], []).append(int(run.summary["rounds"]))
+    return by_method
 
 
 def _tested(
@@ -153,36 +155,36 @@ def _run(run: reader.Run) -> accuracy.Run:
     return accuracy.Run(run.settings | used, curve, curve.iloc[-WINDOW:].mean(), float("nan"))
 
 
-def report(made: Made, sweep: Path, results: Path, page: str) -> None:
+def report(recipe: Recipe, sweep: Path, results: Path, page: str) -> None:
     """Write the page and its picture. Raises FileNotFoundError if no method is tested."""
-    plan = made.plan
+    plan = recipe.plan
     runs = [*map(reader.read, reader.find([sweep]))]
-    found = read(runs, plan)
-    if not found:
+    winners = read(runs, plan)
+    if not winners:
         raise FileNotFoundError(f"{sweep} holds no method that is tested: sweep first")
     results.mkdir(parents=True, exist_ok=True)
-    (results / f"{page}.md").write_text(text(made, found, page, runs))
-    accuracy.plot([each.method for each in found], results / f"{page}.png", WINDOW)
-    print(f"{len(found)} of {len(plan.methods)} methods in {results / page}.md and {page}.png")
+    (results / f"{page}.md").write_text(text(recipe, winners, page, runs))
+    accuracy.plot([each.method for each in winners], results / f"{page}.png", WINDOW)
+    print(f"{len(winners)} of {len(plan.methods)} methods in {results / page}.md and {page}.png")
 
 
-def text(made: Made, found: Sequence[Tested], page: str, runs: Sequence[reader.Run]) -> str:
+def text(recipe: Recipe, winners: Sequence[Tested], page: str, runs: Sequence[reader.Run]) -> str:
     """The page; runs: all of the sweep."""
-    plan, failed = made.plan, failures(runs)
+    plan, failed = recipe.plan, failures(runs)
     options, run, baseline = plan.options, plan.run, accuracy.BASELINE
-    base = next((each for each in found if each.method.name == baseline), None)
+    base = next((each for each in winners if each.method.name == baseline), None)
     target = math.floor(round(100 * base.method.mean, 6)) / 100 if base else TARGET
     head = [
         *("method", "tuned values", f"accuracy, mean of last {WINDOW}", f"points over {baseline}"),
         *("", "validation", f"rounds to {target:.0%}", "gradients to it", "GB to it", "gradients"),
     ]
-    rows = [[each.method.name, *cells(each, base, target)] for each in found]
-    left = [name for name in plan.methods if name not in {each.method.name for each in found}]
+    rows = [[each.method.name, *cells(each, base, target)] for each in winners]
+    left = [name for name in plan.methods if name not in {each.method.name for each in winners}]
     first = max(1, round(run["num-server-rounds"] / options.eta ** (options.rungs - 1)))
     many = math.ceil(options.trials / options.eta) > 1
     evaluations = first // run["eval-every"]
     whole = ", which is nearly all of them" if evaluations <= WINDOW + 1 else ""
-    kept = f"The best {math.ceil(options.trials / options.eta)}" if many else "The best"
+    best = f"The best {math.ceil(options.trials / options.eta)}" if many else "The best"
     lines = [
         f"# Tuned methods on {accuracy.NAMES[run['dataset']]}: {run['num-server-rounds']} rounds, "
         f"{run['fraction-train']:.0%} of {run['num-clients']} clients, Dirichlet "
@@ -193,12 +195,12 @@ def text(made: Made, found: Sequence[Tested], page: str, runs: Sequence[reader.R
         setting(plan),
         "",
         f"Every method was tuned alike: {options.trials} configurations of the local rate, "
-        f"{rates(plan, found)}, and of its own keys, drawn as a Latin hypercube from "
-        f"`benchmarks/{made.file}.toml`: each rate meets one value of these keys, and a better "
+        f"{rates(plan, winners)}, and of its own keys, drawn as a Latin hypercube from "
+        f"`benchmarks/{recipe.file}.toml`: each rate meets one value of these keys, and a better "
         f"pair or a value may be missing. They were ranked by the mean of the last {WINDOW} "
         f"accuracies up to round {first}{whole}, on {options.validation:.0%} of the training "
         f"samples, held out, with seed {', '.join(map(str, plan.seeds))}; a configuration that "
-        f"starts fast has an advantage there. {kept} went on to round {run['num-server-rounds']}"
+        f"starts fast has an advantage there. {best} went on to round {run['num-server-rounds']}"
         f"{', where the better was chosen' if many else ''}; the test images were not seen. It "
         "was then trained on all training samples with the seeds "
         f"{', '.join(map(str, plan.test_seeds))} and evaluated on the test images. "
@@ -219,10 +221,10 @@ def text(made: Made, found: Sequence[Tested], page: str, runs: Sequence[reader.R
         "may end below it; "
         "`gradients` are those of the whole run.",
         "",
-        *at_edge(plan, found),
-        *beside(runs, found),
-        *fallen(found),
-        *at_defaults(found),
+        *at_edge(plan, winners),
+        *beside(runs, winners),
+        *fallen(winners),
+        *at_defaults(winners),
     ]
     if lost := [name for name in left if name in failed]:
         ends = {name: ", ".join(map(str, sorted({*failed[name]}))) for name in lost}
@@ -230,13 +232,13 @@ def text(made: Made, found: Sequence[Tested], page: str, runs: Sequence[reader.R
         lines += [f"Failed in their tests, with their best configuration: {', '.join(each)}.", ""]
     if waiting := [name for name in left if name not in failed]:
         lines += [f"Not tested yet: {', '.join(waiting)}.", ""]
-    end = f"Made by {made.commands(page)}, on a CPU.{archive.sentence(page, runs)}"
+    end = f"Made by {recipe.commands(page)}, on a CPU.{archive.sentence(page, runs)}"
     return "\n".join([*lines, end, ""])
 
 
-def rates(plan: Plan, found: Sequence[Tested]) -> str:
+def rates(plan: Plan, winners: Sequence[Tested]) -> str:
     """Which methods had the same rates."""
-    names = [name for name in plan.methods if name in {each.method.name for each in found}]
+    names = [name for name in plan.methods if name in {each.method.name for each in winners}]
     tried = {
         m: [c.point["lr"] for c in plan.configurations(m)] for m in (accuracy.BASELINE, *names)
     }
@@ -296,11 +298,11 @@ def spread(values: Sequence[float], form: str) -> str:
     return f"{statistics.mean(values):{form}}{std}"
 
 
-def beside(runs: Sequence[reader.Run], found: Sequence[Tested]) -> list[str]:
+def beside(runs: Sequence[reader.Run], winners: Sequence[Tested]) -> list[str]:
     """Tuning runs of full length that the search did not reach, and that are better than the
     winner's: of an earlier rule for ties."""
     lines = []
-    for each in found:
+    for each in winners:
         winner = each.configuration.point
         for run in runs:
             settings = run.settings
@@ -322,11 +324,11 @@ def beside(runs: Sequence[reader.Run], found: Sequence[Tested]) -> list[str]:
     ]
 
 
-def fallen(found: Sequence[Tested]) -> list[str]:
+def fallen(winners: Sequence[Tested]) -> list[str]:
     """The winners whose accuracy on the held-out samples falls towards the end."""
     lines = [
         f"{each.method.name} (from {each.best:.1f} to {each.validation:.1f}%)"
-        for each in found
+        for each in winners
         if each.best - each.validation > FELL
     ]
     if not lines:
@@ -339,10 +341,10 @@ def fallen(found: Sequence[Tested]) -> list[str]:
     ]
 
 
-def at_defaults(found: Sequence[Tested]) -> list[str]:
+def at_defaults(winners: Sequence[Tested]) -> list[str]:
     """The methods' own keys that were not tuned, and their values."""
     lines = []
-    for each in found:
+    for each in winners:
         settings, tuned = each.method.runs[min(each.method.runs)].settings, each.configuration.point
         own = {k: v for k, v in settings.items() if "." in k and k not in tuned}
         if own:
@@ -350,11 +352,11 @@ def at_defaults(found: Sequence[Tested]) -> list[str]:
     return [f"Not tuned, at their values here: {'; '.join(lines)}.", ""] if lines else []
 
 
-def at_edge(plan: Plan, found: Sequence[Tested]) -> list[str]:
+def at_edge(plan: Plan, winners: Sequence[Tested]) -> list[str]:
     """The winners' values that are the least or largest of those that were tried."""
     lines = [
         line.partition(" is the ")[0].replace("the winner's ", "")
-        for each in found
+        for each in winners
         for line in at_edges(
             each.configuration, [c.point for c in plan.configurations(each.method.name)]
         )

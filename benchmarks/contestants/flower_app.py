@@ -126,7 +126,7 @@ def main(grid: Grid, context: Context) -> None:
         fraction_evaluate=0.0,
         min_train_nodes=clients,
         min_available_nodes=clients,
-        train_metrics_aggr_fn=lambda found, key: MetricRecord({"replies": len(found)}),
+        train_metrics_aggr_fn=lambda contents, key: MetricRecord({"replies": len(contents)}),
     )
     result = strategy.start(
         grid=grid,

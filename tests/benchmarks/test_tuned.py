@@ -46,7 +46,7 @@ def test_a_method_is_tested_with_its_tuned_values_and_compared_by_seed(tmp_path:
         write_run(tmp_path, "fedcm", 0, seed, 0.9)
         summary = tmp_path / "runs" / f"fedcm-0-{seed}-0.0" / "summary.json"
         summary.write_text(summary.read_text().replace('"completed"', '"failed"'))
-    tuned.report(tuned.Made(PLAN, "tuned"), tmp_path, tmp_path, "tuned")
+    tuned.report(tuned.Recipe(PLAN, "tuned"), tmp_path, tmp_path, "tuned")
     page = (tmp_path / "tuned.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
     assert [row[0] for row in rows[2:]] == ["fedinit", "fedavg", "scaffold"]
@@ -71,7 +71,7 @@ def test_runs_of_another_setting_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"^fedavg: expected tests with dirichlet-alpha=0.1, .* 0.6"
     ):
-        tuned.report(tuned.Made(PLAN, "tuned"), tmp_path, tmp_path, "tuned")
+        tuned.report(tuned.Recipe(PLAN, "tuned"), tmp_path, tmp_path, "tuned")
 
 
 def test_a_winner_that_falls_is_named(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_winner_that_falls_is_named(tmp_path: Path) -> None:
         (summary,) = tmp_path.glob(f"runs/{method}-0-0-0.1/summary.json")
         key = '"validation-accuracy-mean-of-last-10": '
         summary.write_text(summary.read_text().replace(f"{key}0.75", f"{key}{mean}"))
-    tuned.report(tuned.Made(PLAN, "tuned"), tmp_path, tmp_path, "tuned")
+    tuned.report(tuned.Recipe(PLAN, "tuned"), tmp_path, tmp_path, "tuned")
     page = (tmp_path / "tuned.md").read_text()
     assert "may choose other values: fedinit (from 75.0 to 70.0%)." in page
 
@@ -92,7 +92,7 @@ def test_a_better_run_beside_the_search_is_named(tmp_path: Path) -> None:
         write_run(tmp_path, "fedinit", which, 0, mean, validation=0.1)
     for seed in range(3):
         write_run(tmp_path, "fedinit", 0, seed, 0.74)
-    tuned.report(tuned.Made(PLAN, "tuned"), tmp_path, tmp_path, "tuned")
+    tuned.report(tuned.Recipe(PLAN, "tuned"), tmp_path, tmp_path, "tuned")
     page = (tmp_path / "tuned.md").read_text()
     point = PLAN.configurations("fedinit")[1].point
     words = ", ".join(f"{key} {value:.3g}" for key, value in point.items())
@@ -101,23 +101,23 @@ def test_a_better_run_beside_the_search_is_named(tmp_path: Path) -> None:
 
 
 def test_a_page_says_how_it_is_made() -> None:
-    made = tuned.Made(PLAN, "tuned", ["dirichlet-alpha=0.6"])
+    made = tuned.Recipe(PLAN, "tuned", ["dirichlet-alpha=0.6"])
     assert made.commands("tuned-06") == (
         "`fedaccord sweep benchmarks/tuned.toml dirichlet-alpha=0.6 --out DIR` and "
         "`python benchmarks/tuned.py DIR dirichlet-alpha=0.6 --file tuned --page tuned-06`"
     )
-    assert tuned.Made(PLAN, "full-length").commands("full-length") == (
+    assert tuned.Recipe(PLAN, "full-length").commands("full-length") == (
         "`fedaccord sweep benchmarks/full-length.toml --out DIR` and "
         "`python benchmarks/tuned.py DIR --page full-length`"
     )
-    own = tuned.Made.by("low-participation", ["dirichlet-alpha=0.6"]).plan
+    own = tuned.Recipe.by("low-participation", ["dirichlet-alpha=0.6"]).plan
     assert own.run["dirichlet-alpha"] == 0.6
 
 
 def test_a_folder_without_a_tested_method_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path, "fedavg", 0, 0, 0.9, validation=0.1)
     with pytest.raises(FileNotFoundError, match="holds no method that is tested: sweep first"):
-        tuned.report(tuned.Made(PLAN, "tuned"), tmp_path, tmp_path, "tuned")
+        tuned.report(tuned.Recipe(PLAN, "tuned"), tmp_path, tmp_path, "tuned")
 
 
 @pytest.mark.slow
