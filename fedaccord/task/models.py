@@ -172,9 +172,9 @@ def resnet18(shape: Shape, classes: int, stem: str) -> nn.Module:
     net.conv1 = _he(nn.Conv2d(channels, 64, kernel, stride, padding, bias=False))
     if stem == "cifar":
         net.maxpool = nn.Identity()
-    for module in net.modules():
+    for name, module in [*net.named_modules()]:
         if isinstance(module, nn.Conv2d):
-            module.__class__ = _Conv2d
+            net.set_submodule(name, _Conv2d.of(module))
     return net
 
 
@@ -251,6 +251,14 @@ class _Conv2d(nn.Conv2d):
 
     Of square kernels and maps, without groups and dilation.
     """
+
+    @classmethod
+    def of(cls, conv: nn.Conv2d) -> "_Conv2d":
+        """The same convolution, without a bias, with the same weight."""
+        sizes = conv.kernel_size[0], conv.stride[0], int(conv.padding[0])
+        own = cls(conv.in_channels, conv.out_channels, *sizes, bias=False, device="meta")
+        own.weight = conv.weight
+        return own
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         height, width = x.shape[-2:]
