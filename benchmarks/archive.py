@@ -25,12 +25,12 @@ import tomli_w
 from fedaccord.config import paths
 from fedaccord.runs import COMPLETED, flatten, reader, status
 from fedaccord.runs.directory import FAILED
+from fedaccord.runs.origin import DIRTY
 from fedaccord.storage.files import replace
 
 KEPT = data.REPOSITORY / "docs" / "results" / "runs"
 OF_RUN = ("config.toml", "metrics.csv", "clients.csv", "summary.json", "measures.json")
 OF_CLIENTS = ("round", "client", "status", "num-examples", "steps")
-DIRTY = "-dirty"  # as in `origin.commit`
 OF_SWEEP = ("*.csv", "*.toml", "defaults.json", "run.json", "rows/*.json")
 
 

@@ -13,6 +13,7 @@ from urllib.request import url2pathname
 
 PACKAGES = ("fedaccord", "flwr", "torch", "torchvision", "numpy")
 NAME = "fedaccord"
+DIRTY = "-dirty"  # Git's end of the name of a commit with changes that were not committed
 
 
 def versions() -> dict[str, str]:
@@ -27,7 +28,7 @@ def _version(package: str) -> str:
 
 
 def commit() -> str:
-    """The commit of the code, with "-dirty" if it has changes; empty: unknown.
+    """The commit of the code, with `DIRTY` if it has changes; empty: unknown.
 
     Flower runs a copy of the package without its history: the commit is then that of the checkout
     or repository from which the installed package comes, if its files are the same.

@@ -19,6 +19,7 @@ from fedaccord.experiments.analysis.figures import metrics_of
 from fedaccord.experiments.analysis.groups import Group, differing, is_swept, tested
 from fedaccord.experiments.analysis.ranking import Spread, tuned
 from fedaccord.experiments.analysis.table import Summary, summary, text
+from fedaccord.runs.origin import DIRTY
 from fedaccord.runs.reader import Run
 
 ROWS = 20  # visible rows of the summary, and lines of the charts, at first
@@ -257,7 +258,7 @@ def _origin(groups: Sequence[Group], shown: Sequence[Group]) -> str:
     rows = [
         {"run": run.path, "counted": word, "status": run.summary["status"]}
         | {"seconds": run.summary.get("seconds", "")}
-        | {"commit": run.commit[:12] + ("-dirty" if run.commit.endswith("-dirty") else "")}
+        | {"commit": run.commit[:12] + (DIRTY if run.commit.endswith(DIRTY) else "")}
         | {key: run.used.get(key, "") for key in ("device", "cpu", "threads")}
         | run.versions
         for run, word in counted
