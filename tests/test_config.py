@@ -289,6 +289,13 @@ def test_client_state_has_no_effect_with_workers() -> None:
     assert RunConfig.make(values).unread() == [line.replace("'disk'", '"disk"')]
 
 
+def test_a_built_in_choice_is_not_looked_up_among_the_installed_packages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fedaccord.core.named.entry_points", None)
+    assert RunConfig.make({"model": "mlp", "dataset": "digits"}).unread() == []
+
+
 def test_a_default_without_effect_is_reported_if_given() -> None:
     settings = RunConfig.make({"algo": "fedavg", "fedprox.mu": 0.1})
     assert settings.unread() == []
