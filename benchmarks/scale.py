@@ -114,10 +114,10 @@ class NoSteps(LocalFleet):
 
     def _round(self, request: TrainRequest, state: Any) -> tuple[TrainReply, Any]:
         instruction = request.instruction
-        data = training_data(self.task, instruction)
-        begun = first_state(request, data.model) if state is None else state
+        client_data = training_data(self.task, instruction)
+        begun = first_state(request, client_data.model) if state is None else state
         visit = client_round(instruction.half, request.down, begun, instruction.config, no_steps)
-        return TrainReply(visit.up, data.examples or 0, 1, 0.0), visit.state
+        return TrainReply(visit.up, client_data.examples or 0, 1, 0.0), visit.state
 
 
 def no_steps(w: Vector, direction: Direction, hook: GradientHook, config: LocalConfig) -> Solution:

@@ -43,18 +43,16 @@ def evaluate(
     before = {name: reported.get(f"{name}{metrics.LAST}") for name in values}
     if best:  # its metric may be one that is not measured here
         best_model = reported.get("best-model")  # of a run that has ended
-        before = dict.fromkeys(values) | (
-            {best_model["metric"]: best_model["value"]} if best_model else {}
-        )
-    for name, reference in before.items():
-        title, value, text = name.replace("-", " "), values.get(name), written(name, reference)
+        before = dict.fromkeys(values)
+        if best_model:
+            before[best_model["metric"]] = best_model["value"]
+    for name, earlier in before.items():
+        title, value, text = name.replace("-", " "), values.get(name), written(name, earlier)
         if value is None:
             table.add_row(title, "", f"reported: {text}; not measured here")
             continue
         table.add_row(title, written(name, value), f"reported: {text}")
-        if reference is not None and not math.isclose(
-            value, reference, rel_tol=ALIKE, abs_tol=ALIKE
-        ):
+        if earlier is not None and not math.isclose(value, earlier, rel_tol=ALIKE, abs_tol=ALIKE):
             moved.append(name)
     console.print(table)
     if others:

@@ -99,7 +99,7 @@ def read(path: Path, num_clients: int) -> list[Device]:
 
     Raises ValueError, in one line, if one is missing or a value is wrong.
     """
-    devices: dict[int, Device] = {}
+    by_client: dict[int, Device] = {}
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file)
@@ -113,19 +113,19 @@ def read(path: Path, num_clients: int) -> list[Device]:
                 raise ValueError(f"expected each column once, got {', '.join(names)!r:.80}")
             for row in table:
                 client = _client(row["client"])
-                if client in devices:
+                if client in by_client:
                     raise ValueError(f"expected one row of client {client}, got two")
-                devices[client] = _of_row(client, row)
+                by_client[client] = _of_row(client, row)
     except (OSError, ValueError, csv.Error) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"device-profile: {path}: {why}") from None
     for client in range(num_clients):
-        if client not in devices:
+        if client not in by_client:
             raise ValueError(
                 f"device-profile: {path}: expected a row of each of {num_clients} clients, "
                 f"got none of client {client}"
             )
-    return [devices[client] for client in range(num_clients)]
+    return [by_client[client] for client in range(num_clients)]
 
 
 def write(path: Path, rows: Mapping[int, Mapping[str, object]]) -> None:

@@ -152,13 +152,10 @@ def _record(path: Path) -> dict[str, Any]:
     """The process that the file names; empty if none."""
     try:
         content = read_json(path)
-        return (
-            content
-            if isinstance(content, dict) and {"host", "pid", "started"} <= {*content}
-            else {}
-        )
     except (OSError, ValueError):
         return {}
+    is_record = isinstance(content, dict) and {"host", "pid", "started"} <= {*content}
+    return content if is_record else {}
 
 
 def _refusal(path: Path) -> str:

@@ -295,11 +295,11 @@ def check_states(config: RunConfig, begun: Checkpoint) -> None:
     if where == IN_PROCESS or (where == SIMULATED and not stateful):
         return
     folder = begun.facts["settings"]["state-dir"]
-    place = f"in state-dir={folder}" if folder else "in the memory of Flower's clients"
+    location = f"in state-dir={folder}" if folder else "in the memory of Flower's clients"
     reason = (
         "its clients are devices with data of their own"
         if where == DEVICES
-        else f"{config.algo} has clients with states, which are {place}, not in the checkpoint"
+        else f"{config.algo} has clients with states, which are {location}, not in the checkpoint"
     )
     raise ValueError(
         f"resume: this run began by `flwr run`, and {reason}; resume it by `flwr run` with "

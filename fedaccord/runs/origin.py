@@ -70,12 +70,12 @@ def same_files(one: Path, other: Path) -> bool:
 def _describe(checkout: Path) -> str:
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
-        process = subprocess.run(
+        git = subprocess.run(
             [*command, "--exclude=*"], capture_output=True, text=True, timeout=5, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return process.stdout.strip()
+    return git.stdout.strip()
 
 
 def processor() -> str:

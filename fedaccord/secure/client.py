@@ -103,15 +103,10 @@ def _share(payload: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str,
         )
         for i, key, shares in zip(neighbours, payload["cipher-keys"], others, strict=True)
     ]
-    next_memory = {
-        **memory,
-        "next": MASKED,
-        "seed": seed,
-        "shares": [own_shares],
-        "threshold": threshold,
-    }
-    next_memory |= {name: [*payload[name]] for name in ("neighbours", "cipher-keys", "mask-keys")}
-    return {"receivers": neighbours, "sealed": sealed, "digest": digest(seed)}, next_memory
+    own_memory = {"next": MASKED, "seed": seed, "shares": [own_shares], "threshold": threshold}
+    lists = {name: [*payload[name]] for name in ("neighbours", "cipher-keys", "mask-keys")}
+    reply = {"receivers": neighbours, "sealed": sealed, "digest": digest(seed)}
+    return reply, {**memory, **own_memory, **lists}
 
 
 @_complete()
@@ -168,11 +163,11 @@ def _unmask(payload: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str
             f"secure-sum: expected at least {memory['threshold']} active clients in a "
             f"neighbourhood, got {len(active)}"
         )
-    answer = {
+    reply = {
         "seeds": [share_of[i][:SHARE_SIZE] for i in active],
         "keys": [share_of[i][SHARE_SIZE:] for i in lost],
     }
-    return answer, {"next": SETUP, "nonce": memory["nonce"]}
+    return reply, {"next": SETUP, "nonce": memory["nonce"]}
 
 
 def nbytes(value: Any) -> int:

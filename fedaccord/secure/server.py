@@ -128,10 +128,8 @@ class SecureRound:
         survivors, payloads = {*active}, dict[int, Payload]()
         for i in active:
             group = [i, *self.senders[i]]
-            near, lost = (
-                [j for j in group if j in survivors],
-                [j for j in group if j not in survivors],
-            )
+            near = [j for j in group if j in survivors]
+            lost = [j for j in group if j not in survivors]
             if len(near) < self.threshold(i):  # its seed has fewer shares than that
                 raise self._lost(i, len(near), MASKED)
             payloads[i] = self._payload(UNMASK, active=near, lost=lost)

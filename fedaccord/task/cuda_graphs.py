@@ -153,10 +153,10 @@ def graphs_of(model: FlatModel, loss: Loss, precision: str) -> GradientGraphs | 
     """Those of the model, which keeps them, for a visit of it; None: they are not recorded."""
     if not is_on_gpu(model) or not isinstance(loss, FunctionType):  # others may have no hash
         return None
-    if (loss, precision) not in model.graphs:
-        recorder = GradientGraphs(model, loss, precision) if records(model, loss) else None
-        model.graphs[loss, precision] = recorder
-    graphs: GradientGraphs | None = model.graphs[loss, precision]
+    key = loss, precision
+    if key not in model.graphs:
+        model.graphs[key] = GradientGraphs(model, *key) if records(model, loss) else None
+    graphs: GradientGraphs | None = model.graphs[key]
     if graphs is not None:
         graphs.visits += 1
     return graphs

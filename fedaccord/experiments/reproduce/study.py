@@ -78,8 +78,8 @@ class Study:
                 )
         study = Study(table, cells, seeds, rounds, changes)
         for cell in cells:
-            config = study.configuration(cell).config
-            config.strategy.check_clients(config.num_clients)
+            run_config = study.configuration(cell).config
+            run_config.strategy.check_clients(run_config.num_clients)
         return study
 
     def configuration(self, cell: Cell) -> Configuration:

@@ -216,9 +216,9 @@ class Plan:
         settings["validation"] = self.options.validation
         settings = SAME | settings
         if self.options.fair == "steps":
-            config = RunConfig.make(settings)
-            if (share := config.strategy.cost.gradients / self.cheapest) != 1:
-                settings |= _fewer(config, share)
+            run_config = RunConfig.make(settings)
+            if (share := run_config.strategy.cost.gradients / self.cheapest) != 1:
+                settings |= _fewer(run_config, share)
         return Configuration(method, {key: settings[key] for key in point}, settings)
 
     def tested(self, configuration: Configuration) -> Configuration:
@@ -255,8 +255,8 @@ class Plan:
         for method in self.methods:
             explicit = {*space.of_method(self.run, method), *self.of(method)}
             for point in space.corners(self.of(method)):
-                config = self.configuration(method, point).config
-                lines |= dict.fromkeys(f"{method}: {line}" for line in config.unread(explicit))
+                run_config = self.configuration(method, point).config
+                lines |= dict.fromkeys(f"{method}: {line}" for line in run_config.unread(explicit))
         metric = self.options.metric
         own = [method for method in self.methods if self._has_personal(method)]
         if own and not metric.startswith((PERSONAL, OUTPUT, "loss")):
@@ -284,15 +284,15 @@ def managed_keys() -> set[str]:
     return {key for key, field in config.keys().items() if field.metadata["managed"]}
 
 
-def _fewer(config: RunConfig, share: float) -> dict[str, int]:
+def _fewer(run_config: RunConfig, share: float) -> dict[str, int]:
     """The share of the local steps, or epochs, that needs as many gradients."""
-    key = "local-steps" if config.flat["local-steps"] else "local-epochs"
-    value = config.flat[key] / share
+    key = "local-steps" if run_config.flat["local-steps"] else "local-epochs"
+    value = run_config.flat[key] / share
     if value != int(value):
         raise ValueError(
-            f"{key}: expected a multiple of {share:g} with fair=steps, since {config.algo} needs "
-            f"{share:g} times the gradients a step, got {config.flat[key]}; choose another number, "
-            "fair=trials or fair=none"
+            f"{key}: expected a multiple of {share:g} with fair=steps, since {run_config.algo} "
+            f"needs {share:g} times the gradients a step, got {run_config.flat[key]}; choose "
+            "another number, fair=trials or fair=none"
         )
     return {key: int(value)}
 

@@ -187,9 +187,9 @@ def _run(job: Job) -> Row:
             if not (begun and _resume(job)):
                 lock.check(job.path)
                 shutil.rmtree(job.path, ignore_errors=True)
-                config = _config(job)
-                _check_code(job, config)
-                engine.run(config)
+                run_config = _config(job)
+                _check_code(job, run_config)
+                engine.run(run_config)
         except (OSError, LockedError):
             raise
         except Exception as error:
@@ -200,10 +200,10 @@ def _run(job: Job) -> Row:
     return _row(job, COMPLETED)
 
 
-def _check_code(job: Job, config: RunConfig) -> None:
+def _check_code(job: Job, run_config: RunConfig) -> None:
     """Raises ValueError, in one line, if this process has other code than its trial is named by."""
     for key, digest in (job.code or {}).items():
-        paths = named_contents.functions(config)[key]
+        paths = named_contents.functions(run_config)[key]
         if named_contents.of_code(key, paths) != digest:
             raise ValueError(
                 f"{key}: the code of {', '.join(paths)} has changed since the sweep was started; "
