@@ -112,6 +112,8 @@ def read(file: str, m: int) -> Tensor:
     if not Path(file).is_absolute():
         raise ValueError(f"gossip.file: expected an absolute path with topology file, got {file!r}")
     try:
+        if Path(file).exists() and not Path(file).is_file():  # a pipe would block
+            raise ValueError("not a file")
         content = json.loads(Path(file).read_text(encoding="utf-8"))
         (kind, values), *more = content.items()
         array = torch.tensor(values, dtype=torch.float64)

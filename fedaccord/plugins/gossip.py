@@ -115,20 +115,31 @@ class GossipTopology:
         self.gossip = gossip
         self.seed = seed
         self.eval_nodes = gossip.eval_nodes
+        self._constant: dict[int, tuple[Tensor, float]] = {}  # by the number of nodes
 
     def __repr__(self) -> str:
         return f"GossipTopology({self.gossip})"
 
-    def facts(self, num_clients: int) -> dict[str, Any]:
-        W = self.gossip.matrix(num_clients, 0, self.seed)
-        if self.gossip.topology != "random":
+    def mixing(self, m: int, t: int) -> tuple[Tensor, float]:
+        """W (m, m), float64, of round t, and its spectral gap. A graph that is the same in all
+        rounds is read and checked once. Raises ValueError, in one line, if m nodes do not fit."""
+        if self.gossip.topology == "random":
+            W = self.gossip.matrix(m, t, self.seed)
+            return W, spectral_gap(W)
+        if m not in self._constant:
+            W = self.gossip.matrix(m, t, self.seed)
             check(W)
+            self._constant[m] = W, spectral_gap(W)
+        return self._constant[m]
+
+    def facts(self, num_clients: int) -> dict[str, Any]:
+        _, gap = self.mixing(num_clients, 0)
         return {
             "gossip": {
                 "topology": self.gossip.topology,
                 "nodes": num_clients,
                 "steps": self.gossip.steps,
-                "spectral-gap": spectral_gap(W),
+                "spectral-gap": gap,
             }
         }
 
@@ -177,10 +188,11 @@ class GossipTopology:
     def step(self, method: ServerHalf, w: Vector, ups: Any, server: Any, cohort: Cohort) -> Step:
         """Every node takes a step with its own reply, then mixes with its neighbours."""
         m, nodes = len(w), cohort.clients
-        W = self.gossip.matrix(m, cohort.round, self.seed)
+        W, gap = self.mixing(m, cohort.round)
         absent = sorted(set(range(m)) - set(nodes))
         if absent:
             W = restricted(W, nodes)
+            gap = spectral_gap(W)
             log.warning(
                 "round %d: nodes %s did not answer and keep their models; the others mix over the "
                 "remaining graph, in %d part(s)",
@@ -198,7 +210,7 @@ class GossipTopology:
         w_next = put_back(w_next, w)
         metrics: dict[str, Number] = {
             "consensus-after": consensus_distance(w_next),
-            "spectral-gap": spectral_gap(W),
+            "spectral-gap": gap,
             "peer-vectors": network.sent,
             "peer-bytes": _rounded(network.sent * w[0].numel() * w.element_size()),
         }

@@ -1,19 +1,28 @@
 """Graphs of nodes and their mixing matrices: doubly stochastic, connected, of the known gaps."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedaccord.engine import History
+from fedaccord.federation.round import Round
 from fedaccord.plugins._topologies import check, components, restricted, spectral_gap
 from fedaccord.plugins.gossip import TOPOLOGIES, Gossip, GossipTopology
+from tests import federation
+from tests.reference import problem
+from tests.reference.problem import LeastSquares
 from tests.strategies.federate import close
 
 M = 8
+LEAST_SQUARES = LeastSquares(M, seed=3)
+W0 = np.random.default_rng(1).normal(size=LEAST_SQUARES.dim)
 
 
 def matrix(topology: str, m: int, t: int = 0, **more: Any) -> torch.Tensor:
@@ -132,6 +141,29 @@ def test_files_that_fit(tmp_path: Path) -> None:
     assert torch.equal(matrix("file", M, file=str(file)), ring)
     with pytest.raises(ValueError, match="cannot read"):
         matrix("file", M, file=str(tmp_path / "nothing.json"))
+    os.mkfifo(pipe := tmp_path / "pipe")  # to read it would block
+    with pytest.raises(ValueError, match="got something else"):
+        matrix("file", M, file=str(pipe))
+
+
+def test_the_file_of_a_graph_is_read_once_a_run(tmp_path: Path) -> None:
+    """If it changes meanwhile, the rounds have the graph of the start."""
+    file = tmp_path / "graph.json"
+
+    def run(**keys: Any) -> History:
+        ring = [[i, (i + 1) % M] for i in range(M)]
+        file.write_text(json.dumps({"edges": ring}))
+        graph = {"gossip.topology": "file", "gossip.file": str(file)}
+        schedule = problem.everyone(M, 3)
+        return federation.run("dfedavg", LEAST_SQUARES, W0, schedule, **graph, **keys)
+
+    def change(round: Round) -> None:
+        file.write_text(json.dumps({"edges": [[i, j] for i in range(M) for j in range(i)]}))
+
+    unchanged, changed = run(), run(on_round=change)
+    assert "[7, 6]" in file.read_text()
+    assert torch.equal(changed.weights, unchanged.weights)
+    assert changed.metrics["spectral-gap"].equals(unchanged.metrics["spectral-gap"])
 
 
 def test_components() -> None:
