@@ -1,7 +1,7 @@
 """A fake GPU that counts synchronisations.
 
 Its tensors are PyTorch's fake ones: they know their device and no values, and an operation that
-mixes devices raises. What comes back from it is made of ones, and NaN until somebody has waited.
+mixes devices raises. What is copied from it is made of ones, and NaN until the host has waited.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class FakeGPU(TorchDispatchMode):
         super().__init__()
         self.waits: list[str] = []
         self.value = 1.0  # of all that is read
-        self.sent = 0  # bytes that went to the GPU
+        self.sent_bytes = 0  # bytes that went to the GPU
         self.free = 2**30  # bytes that it has
         self._pinned: list[Tensor] = []
         self._pending: list[Tensor] = []
@@ -43,21 +43,21 @@ class FakeGPU(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         parts = tree_leaves((args, kwargs))
-        there = [x for x in parts if isinstance(x, FakeTensor)]
+        fakes = [x for x in parts if isinstance(x, FakeTensor)]
         host = [x for x in parts if isinstance(x, Tensor) and not isinstance(x, FakeTensor)]
-        if not there and not any(isinstance(x, torch.device) and x.type == "cuda" for x in parts):
+        if not fakes and not any(isinstance(x, torch.device) and x.type == "cuda" for x in parts):
             with _disable_current_modes():
                 return func(*args, **kwargs)
         name = func.__name__.partition(".")[0]
         if name == "_to_copy" or name == "copy_":
             waits = not (kwargs.get("non_blocking") or (name == "copy_" and args[2:] == (True,)))
             if host:  # on its way to the GPU
-                self.sent += host[0].nbytes
+                self.sent_bytes += host[0].nbytes
                 waits = waits or not any(_same(host[0], p) for p in self._pinned)
                 if waits and host[0].numel():
                     self._wait(f"{name} of {tuple(host[0].shape)} to the GPU")
             elif torch.device(kwargs.get("device") or GPU).type == "cpu":
-                return self._come(there[0], kwargs, waits)
+                return self._come(fakes[0], kwargs, waits)
         elif name in READS or (name == "index" and _by_mask(args[1])):
             self._wait(name)
             if name == "_local_scalar_dense":
@@ -67,20 +67,20 @@ class FakeGPU(TorchDispatchMode):
     def _come(self, x: Tensor, kwargs: Any, waits: bool) -> Tensor:
         dtype = kwargs.get("dtype") or x.dtype
         with _disable_current_modes():
-            found = torch.full(x.shape, self.value, dtype=dtype)
+            copy = torch.full(x.shape, self.value, dtype=dtype)
             if dtype.is_floating_point:
-                found.fill_(torch.nan)
-        self._pinned.append(found)
-        self._pending.append(found)
+                copy.fill_(torch.nan)
+        self._pinned.append(copy)
+        self._pending.append(copy)
         if waits:
             self._wait(f"copy of {tuple(x.shape)} from the GPU")
-        return found
+        return copy
 
     def _wait(self, what: str) -> None:
         self.waits.append(what)
-        for found in self._pending:
+        for copy in self._pending:
             with _disable_current_modes():
-                found.fill_(self.value)
+                copy.fill_(self.value)
         self._pending.clear()
 
 

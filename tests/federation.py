@@ -60,8 +60,8 @@ def run(
 def state_in(session: Session, grid: InProcessGrid, client: int, round: int) -> Any:
     """A client's state after a round, from its Context."""
     memory = store.ContextStore(list(grid.contexts.values())[client]).load(client)
-    found = store.version(memory, round)
-    return found and records.unpack_state(session.client_state(), found.state)
+    match = store.version(memory, round)
+    return match and records.unpack_state(session.client_state(), match.state)
 
 
 def run_on_batches(
@@ -76,13 +76,13 @@ def run_on_batches(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        chosen: Sequence[tuple[Tensor, Tensor]] = []
+        own: Sequence[tuple[Tensor, Tensor]] = []
         if not is_handshake(message):
             instruction = read_instruction(message)
             x, y = data[instruction.client]
-            chosen = [(x[rows], y[rows]) for rows in batches[instruction.round][instruction.client]]
+            own = [(x[rows], y[rows]) for rows in batches[instruction.round][instruction.client]]
         model = linear(np.zeros(problem.dim))
-        return train_locally(message, context, model=model, batches=chosen, loss=half_square)
+        return train_locally(message, context, model=model, batches=own, loss=half_square)
 
     with InProcessGrid(app, problem.num_clients) as grid, quiet():
         recorder = Recorder(lambda i, t: state_in(run.session, grid, i, t), weights=True)

@@ -57,8 +57,8 @@ def doubled(predictions: Tensor, targets: Tensor) -> Tensor:
 
 def of_known(predictions: Tensor, targets: Tensor) -> Tensor:
     """Of the targets that are not NaN."""
-    known = ~targets.isnan()
-    return F.mse_loss(predictions[known], targets[known])
+    mask = ~targets.isnan()
+    return F.mse_loss(predictions[mask], targets[mask])
 
 
 def brier(predictions: Tensor, targets: Tensor) -> Tensor:

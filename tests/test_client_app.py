@@ -63,9 +63,9 @@ def test_a_node_without_a_partition_id_is_refused(
 def test_the_app_is_sent_by_name() -> None:
     """Nested functions would be sent as code."""
     cloudpickle = pytest.importorskip("ray.cloudpickle")
-    sent = cloudpickle.dumps(app)
-    assert len(sent) < 1000
-    assert app._registered_funcs.keys() == cloudpickle.loads(sent)._registered_funcs.keys()
+    content = cloudpickle.dumps(app)
+    assert len(content) < 1000
+    assert app._registered_funcs.keys() == cloudpickle.loads(content)._registered_funcs.keys()
 
 
 def test_a_node_counts_its_threads_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,14 +92,14 @@ def test_a_node_with_its_own_data_has_all_of_it(tmp_path: Path) -> None:
     own = {**node, "data-dir": str(save(tmp_path / "14.npz", 14))}
     node["allow-server-data"] = True
     for config, sizes in ((node, [10, 10, 10]), (own, [14, 14, 14])):
-        found = configured_task(
+        task = configured_task(
             Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config=run)
         )
-        assert [found.num_examples(i) for i in range(3)] == sizes
-    x, y = found.clients.samples(1)
-    with np.load(own["data-dir"]) as held:
-        assert np.array_equal(x.numpy(), held["x_train"])
-        assert np.array_equal(y.numpy(), held["y_train"])
+        assert [task.num_examples(i) for i in range(3)] == sizes
+    x, y = task.clients.samples(1)
+    with np.load(own["data-dir"]) as file:
+        assert np.array_equal(x.numpy(), file["x_train"])
+        assert np.array_equal(y.numpy(), file["y_train"])
 
 
 @pytest.mark.parametrize("dataset", ["npz", "digits"])

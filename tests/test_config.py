@@ -98,9 +98,9 @@ def test_names_of_keys_do_not_collide() -> None:
 
 def test_flower_passes_the_defaults_of_pyproject() -> None:
     """Under Flower the run config has every key, flattened; tools/sync.py writes it."""
-    written = flatten_dict(PYPROJECT["tool"]["flwr"]["app"]["config"])
-    assert written == config.defaults()
-    assert RunConfig.make(written).flat == RunConfig.make({}).flat
+    flat = flatten_dict(PYPROJECT["tool"]["flwr"]["app"]["config"])
+    assert flat == config.defaults()
+    assert RunConfig.make(flat).flat == RunConfig.make({}).flat
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ NEAREST: list[tuple[dict[str, Any], str]] = [
     ({"optimizer": "adamw", "beta1": 0.8}, "'adamw.beta1'"),
 ]
 REFUSED: list[tuple[dict[str, Any], str]] = [  # ...: more follows
-    *((v, f"unknown key '{[*v][-1]}' (did you mean {meant}?)") for v, meant in NEAREST),
+    *((v, f"unknown key '{[*v][-1]}' (did you mean {advice}?)") for v, advice in NEAREST),
     ({"": 1}, "unknown key ''; `fedaccord run --list-keys` lists the known ones"),
     ({"qqq": 3}, "unknown key 'qqq'; `fedaccord run --list-keys` lists the known ones"),
     ({"fedmine.lam": 1, "algo": "fedmine"}, "algo: expected one of ..."),  # an absent package's
@@ -196,14 +196,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [  # ...: more follows
 
 @pytest.mark.parametrize(("values", "line"), REFUSED, ids=lambda v: str(v)[:40])
 def test_a_bad_setting_is_one_line_that_names_the_key(values: dict[str, Any], line: str) -> None:
-    with pytest.raises(ValueError, match=r"^[^\n]*$") as refused:
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
         RunConfig.make(values)
     start = line.removesuffix("...")
-    assert str(refused.value).startswith(start) if start != line else str(refused.value) == line
+    assert str(error.value).startswith(start) if start != line else str(error.value) == line
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "meant"),
+    ("key", "value", "advice"),
     [
         ("algo", "scafold", "scaffold"),
         ("algo", "fed-init", "fedinit"),
@@ -211,17 +211,17 @@ def test_a_bad_setting_is_one_line_that_names_the_key(values: dict[str, Any], li
         ("partition", "dirchlet", "dirichlet"),
     ],
 )
-def test_the_nearest_known_value_is_named(key: str, value: str, meant: str) -> None:
-    with pytest.raises(ValueError, match=f"^{key}: expected one of .* got '{value}'") as refused:
+def test_the_nearest_known_value_is_named(key: str, value: str, advice: str) -> None:
+    with pytest.raises(ValueError, match=f"^{key}: expected one of .* got '{value}'") as error:
         RunConfig.make({key: value})
-    assert str(refused.value).endswith(f" (did you mean {meant!r}?)")
+    assert str(error.value).endswith(f" (did you mean {advice!r}?)")
 
 
 def test_synonyms_name_existing_keys() -> None:
-    known = config.keys()
-    for word, meant in SYNONYMS.items():
-        assert {*meant} <= known.keys()
-        assert word not in known
+    keys = config.keys()
+    for word, targets in SYNONYMS.items():
+        assert {*targets} <= keys.keys()
+        assert word not in keys
 
 
 UNREAD: list[tuple[dict[str, Any], dict[str, str]]] = [
@@ -356,9 +356,9 @@ def test_an_initial_second_moment_is_not_negative(v0: float) -> None:
 
 
 def test_integers_are_numbers() -> None:
-    found = make(lr=1, clip_norm=0, **{"scaffold.server-lr": 2}).flat
-    assert (found["lr"], found["clip-norm"], found["scaffold.server-lr"]) == (1.0, 0.0, 2.0)
-    assert {type(found[key]) for key in ("lr", "clip-norm", "scaffold.server-lr")} == {float}
+    flat = make(lr=1, clip_norm=0, **{"scaffold.server-lr": 2}).flat
+    assert (flat["lr"], flat["clip-norm"], flat["scaffold.server-lr"]) == (1.0, 0.0, 2.0)
+    assert {type(flat[key]) for key in ("lr", "clip-norm", "scaffold.server-lr")} == {float}
 
 
 REFUSED_TOGETHER: list[tuple[str, dict[str, Any], str]] = [
@@ -378,10 +378,10 @@ def test_settings_that_a_method_does_not_support_are_refused(
     algo: str, values: dict[str, Any], line: str
 ) -> None:
     """Each of them would silently change the fixed point of the method."""
-    with pytest.raises(ValueError, match=f".*{line}") as refused:
+    with pytest.raises(ValueError, match=f".*{line}") as error:
         RunConfig.make({"algo": algo} | values)
-    assert METHODS[algo].__name__ in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert METHODS[algo].__name__ in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("algo", ["fedavg", "fedinit"])
@@ -432,7 +432,7 @@ def test_without_keys_a_method_has_its_own_plug_ins(algo: str) -> None:
     assert plugins(algo) == [own_values(plugin) for plugin in own]
 
 
-# --- what becomes of the values -------------------------------------------------------------------
+# --- how the values are used ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -456,11 +456,11 @@ def test_options_of_a_method_reach_its_strategy(algo: str, key: str, kind: Any) 
 
 @pytest.mark.parametrize("algo", METHODS)
 def test_the_defaults_of_a_method_are_those_of_its_class(algo: str) -> None:
-    built = make(algo=algo, fraction_train=1.0).strategy
+    strategy = make(algo=algo, fraction_train=1.0).strategy
     plain = METHODS[algo](fraction_train=1.0)
     for field in own_options(METHODS[algo]):
-        assert getattr(built, field.name) == getattr(plain, field.name)
-    assert built.client_half() == plain.client_half()
+        assert getattr(strategy, field.name) == getattr(plain, field.name)
+    assert strategy.client_half() == plain.client_half()
 
 
 def test_options_of_every_strategy_reach_it() -> None:
@@ -489,6 +489,6 @@ def test_the_task_gets_its_keys_and_the_seed() -> None:
 
 
 def test_flat_has_every_key_and_what_was_given() -> None:
-    found = make(lr=0.3, algo="scaffold").flat
-    assert list(found) == list(config.keys())
-    assert found == config.defaults() | {"lr": 0.3, "algo": "scaffold"}
+    flat = make(lr=0.3, algo="scaffold").flat
+    assert list(flat) == list(config.keys())
+    assert flat == config.defaults() | {"lr": 0.3, "algo": "scaffold"}

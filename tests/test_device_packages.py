@@ -78,9 +78,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_round_without_the_other_packages(folder: Path) -> None:
-    done = device(VISIT, folder)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-1] == "absent: True"
+    result = device(VISIT, folder)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.splitlines()[-1] == "absent: True"
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_a_round_without_the_other_packages(folder: Path) -> None:
     ],
 )
 def test_a_command_names_the_extra_that_it_lacks(folder: Path, command: str, module: str) -> None:
-    done = device(COMMAND, *command.format(folder=folder).split())
-    assert done.returncode == 2, done.stderr[-2000:]
+    result = device(COMMAND, *command.format(folder=folder).split())
+    assert result.returncode == 2, result.stderr[-2000:]
     line = f"fedaccord: expected the package {module}, found none; in the clone of FedAccord type "
-    assert done.stderr == f"{line}`uv sync --extra run --inexact`\n"
+    assert result.stderr == f"{line}`uv sync --extra run --inexact`\n"
     assert {path.name for path in folder.iterdir()} == {"0.npz", "1.npz"}
 
 

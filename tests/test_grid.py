@@ -35,18 +35,18 @@ def test_a_failure_is_an_error_reply_and_restores_the_context() -> None:
 
 
 def test_vectors_pass_by_reference() -> None:
-    received: list[int] = []
+    pointers: list[int] = []
     app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         if not is_handshake(message):
-            received.append(to_tensor(message.content.array_records["down"]["w"]).data_ptr())
+            pointers.append(to_tensor(message.content.array_records["down"]["w"]).data_ptr())
         batches = LEAST_SQUARES.clients()
         return train_locally(message, context, model=linear(W0), batches=batches, loss=half_square)
 
     strategy = FedAvg(precision="float64", fraction_train=1.0, lr=0.05)
     with InProcessGrid(app, 3) as grid, quiet():
         strategy.start(grid, ArrayRecord(linear(W0).state_dict()), 1)
-    assert len(received) == 3
-    assert len(set(received)) == 1
+    assert len(pointers) == 3
+    assert len(set(pointers)) == 1

@@ -113,37 +113,37 @@ def test_every_room_is_in_the_table() -> None:
 
 
 def test_imports_go_downwards_only() -> None:
-    found = {module(path): strange(path, ROOMS[room(path)]) for path in SOURCES}
-    assert {name: imported for name, imported in found.items() if imported} == {}
+    by_module = {module(path): strange(path, ROOMS[room(path)]) for path in SOURCES}
+    assert {name: imported for name, imported in by_module.items() if imported} == {}
 
 
 def test_rooms_import_each_other_in_one_direction_only() -> None:
     """The table itself has no circle: its rooms can be put in an order."""
-    left = {name: {part.split(".")[0] for part in ROOMS[name].ours.split()} for name in ROOMS}
-    while left:
-        lowest = {name for name, above in left.items() if not above & set(left)}
-        assert lowest, f"a circle among {sorted(left)}"
-        left = {name: above for name, above in left.items() if name not in lowest}
+    rest = {name: {part.split(".")[0] for part in ROOMS[name].ours.split()} for name in ROOMS}
+    while rest:
+        lowest = {name for name, above in rest.items() if not above & set(rest)}
+        assert lowest, f"a circle among {sorted(rest)}"
+        rest = {name: above for name, above in rest.items() if name not in lowest}
 
 
 def test_no_module_imports_itself_through_others() -> None:
     """Neither for types nor inside functions. A package's __init__ is the way in, and left out."""
     paths = {module(path): path for path in SOURCES if path.name != "__init__.py"}
-    left = {}
+    rest = {}
     for name, path in paths.items():
         named = {*imports(path)}  # a.b, or a.b.c where c is a name in the module a.b
-        left[name] = (named | {n.rpartition(".")[0] for n in named}) & {*paths}
-    while left:
-        lowest = {name for name, above in left.items() if not above & set(left)}
-        assert lowest, f"a circle among {sorted(left)}"
-        left = {name: above for name, above in left.items() if name not in lowest}
+        rest[name] = (named | {n.rpartition(".")[0] for n in named}) & {*paths}
+    while rest:
+        lowest = {name for name, above in rest.items() if not above & set(rest)}
+        assert lowest, f"a circle among {sorted(rest)}"
+        rest = {name: above for name, above in rest.items() if name not in lowest}
 
 
 def test_only_compat_uses_flowers_private_interfaces() -> None:
     for path in (path for path in SOURCES if room(path) != "compat"):
-        found = [n for n in imports(path) if below(n, "flwr") and not below(n, *PUBLIC)]
+        names = [n for n in imports(path) if below(n, "flwr") and not below(n, *PUBLIC)]
         text = path.read_text()
-        assert found + [word for word in PRIVATE if word in text] == [], module(path)
+        assert names + [word for word in PRIVATE if word in text] == [], module(path)
 
 
 def test_the_core_does_not_use_torch_nn() -> None:
@@ -177,8 +177,8 @@ def test_the_modules_loaded_with_the_core_and_with_a_method() -> None:
         "from fedaccord.strategies import Scaffold\n"
         "print(json.dumps([core, list(sys.modules)]))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    core, method = (set(names) for names in json.loads(done.stdout.splitlines()[-1]))
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    core, method = (set(names) for names in json.loads(run.stdout.splitlines()[-1]))
     assert "torch" in core
     assert "flwr" not in core
     assert {n for n in core if below(n, "fedaccord")} <= {

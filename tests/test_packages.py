@@ -61,42 +61,42 @@ def test_the_bundle_is_small_and_has_what_the_apps_import(checkout: Path, tmp_pa
     project = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
     assert f"flwr>={facts.flwr_version_min},<1.43" in project["dependencies"]
     assert facts.flwr_version_target == "1.41.0"
-    app, packed = tmp_path / "app", io.BytesIO()
+    app, buffer = tmp_path / "app", io.BytesIO()
     with (
-        zipfile.ZipFile(io.BytesIO(bundle)) as stored,
-        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as compressed,
+        zipfile.ZipFile(io.BytesIO(bundle)) as source,
+        zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as compressed,
     ):
-        assert {file.compress_type for file in stored.infolist()} == {zipfile.ZIP_STORED}
-        stored.extractall(app)
-        for name in stored.namelist():
-            compressed.writestr(name, stored.read(name))
-    assert len(packed.getvalue()) <= MOST
+        assert {file.compress_type for file in source.infolist()} == {zipfile.ZIP_STORED}
+        source.extractall(app)
+        for name in source.namelist():
+            compressed.writestr(name, source.read(name))
+    assert len(buffer.getvalue()) <= MOST
     names = {path.name for path in app.iterdir()} - {".info"}
     assert names == {"LICENSE", "README.md", "pyproject.toml", "fedaccord"}
-    sent = {path: app / path.relative_to(REPOSITORY) for path in SOURCES}
-    absent = [module(path) for path, copy in sent.items() if not copy.exists()]
+    copies = {path: app / path.relative_to(REPOSITORY) for path in SOURCES}
+    absent = [module(path) for path, copy in copies.items() if not copy.exists()]
     for path in {*SOURCES} - {PACKAGE / "__init__.py"}:  # which names what a checkout has
-        found = [name for name in imports(path) if below(name, *absent)]
-        assert not (sent[path].exists() and found), path
-    assert unused({path for path, copy in sent.items() if copy.exists()}) == []
-    done = python("-c", APPS, str(app), folder=tmp_path, path=app)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "scaffold" in done.stdout.split()
+        missing = [name for name in imports(path) if below(name, *absent)]
+        assert not (copies[path].exists() and missing), path
+    assert unused({path for path, copy in copies.items() if copy.exists()}) == []
+    result = python("-c", APPS, str(app), folder=tmp_path, path=app)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert "scaffold" in result.stdout.split()
 
 
 def unused(paths: set[Path]) -> list[str]:
     """The modules that neither the apps, `train_locally`, a method nor a plug-in imports."""
     rest = {path for path in paths if path.name != "__init__.py"}
     first = [PACKAGE / "apps.py", PACKAGE / "client" / "train.py"]
-    reached = [*first, *(p for p in paths if p.parent.name in ("strategies", "plugins"))]
-    rest -= {*reached}
-    for path in reached:  # which grows
+    queue = [*first, *(p for p in paths if p.parent.name in ("strategies", "plugins"))]
+    rest -= {*queue}
+    for path in queue:  # which grows
         names = [*imports(path)]
-        found = {p for p in rest if any(below(name, module(p)) for name in names)}
-        rest -= found
-        reached += found
+        more = {p for p in rest if any(below(name, module(p)) for name in names)}
+        rest -= more
+        queue += more
         package = path.parent / "__init__.py"
-        reached += [package] * (package in paths and package not in reached)
+        queue += [package] * (package in paths and package not in queue)
     return sorted(map(module, rest))
 
 
@@ -112,9 +112,9 @@ def test_the_wheel_in_an_empty_folder_runs_presets(tmp_path: Path) -> None:
     subprocess.run([uv, *install, "--python", sys.executable], check=True)
     settings = "--preset scaffold dataset=digits model=linear num-clients=4 local-steps=2"
     words = f"run {settings} fraction-train=1.0 num-server-rounds=1 out-dir={empty} name=x"
-    done = python(str(site / "bin" / "fedaccord"), *words.split(), folder=empty, path=site)
-    assert done.returncode == 0, done.stderr[-2000:]
+    result = python(str(site / "bin" / "fedaccord"), *words.split(), folder=empty, path=site)
+    assert result.returncode == 0, result.stderr[-2000:]
     assert (empty / "x" / "model.safetensors").exists()
     assert (site / "fedaccord" / "py.typed").exists()
-    shown = python("-c", "import fedaccord; print(fedaccord.__file__)", folder=empty, path=site)
-    assert shown.stdout.startswith(str(site)), shown.stdout
+    origin = python("-c", "import fedaccord; print(fedaccord.__file__)", folder=empty, path=site)
+    assert origin.stdout.startswith(str(site)), origin.stdout

@@ -54,8 +54,8 @@ def test_compare_is_the_commands_table_in_numbers(folder: Path) -> None:
     ends = [reader.read(folder / f"fedavg-{seed}").summary[name] for seed in (0, 1)]
     assert table[name]["fedavg"] == pytest.approx(np.mean(ends))
     assert table[f"{name}-std"]["fedavg"] == pytest.approx(np.std(ends, ddof=1))
-    shown = json.loads(invoke("compare", folder, "--json").stdout)
-    assert [row["algo"] for row in shown] == list(table.index)
+    rows = json.loads(invoke("compare", folder, "--json").stdout)
+    assert [row["algo"] for row in rows] == list(table.index)
     one = fedaccord.compare(str(folder / "fedavg-0"), target=0.5)
     assert (list(one["algo"]), list(one["target"])) == (["fedavg"], [0.5])
     with pytest.raises(ValueError, match=r"nothing: expected a run directory"):
@@ -150,9 +150,9 @@ def test_every_model_is_loaded_for_its_smallest_images(tmp_path: Path, name: str
     settings = {"dataset": "npz", "data_dir": str(tmp_path / "data.npz"), "model": name}
     keys = KEYS | settings | {"num_clients": 1, "partition": "iid", "num_server_rounds": 1}
     path = fedaccord.run(name="x", out_dir=str(tmp_path), **keys)
-    found = outputs(path, torch.from_numpy(x)[:, None])
-    assert set(found) <= {"a", "b", "c", "d"}
-    accuracy = np.mean([word == "abcd"[k] for word, k in zip(found, y, strict=True)])
+    labels = outputs(path, torch.from_numpy(x)[:, None])
+    assert set(labels) <= {"a", "b", "c", "d"}
+    accuracy = np.mean([word == "abcd"[k] for word, k in zip(labels, y, strict=True)])
     assert accuracy == pytest.approx(reader.read(path).summary["test-accuracy-last"], abs=1e-12)
 
 
@@ -180,11 +180,11 @@ def test_a_folder_without_a_model_is_refused(folder: Path, tmp_path: Path) -> No
 
 def test_nothing_is_loaded_before_it_is_used() -> None:
     code = "import fedaccord, sys; print(len([n for n in sys.modules if n[:9] == 'fedaccord']))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "1\n"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "1\n"
     code = "import fedaccord, sys; fedaccord.compare; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"
 
 
 def test_all_public_names_exist() -> None:

@@ -50,8 +50,8 @@ def test_the_readme_is_short_and_begins_with_the_picture() -> None:
 
 def block(part: str) -> str:
     """The block of indented lines that contains ``part``."""
-    (found,) = (x for x in re.findall(r"(?:^(?:    .*)?\n)+", README, re.MULTILINE) if part in x)
-    return textwrap.dedent(found)
+    (match,) = (x for x in re.findall(r"(?:^(?:    .*)?\n)+", README, re.MULTILINE) if part in x)
+    return textwrap.dedent(match)
 
 
 def commands(text: str) -> list[str]:
@@ -97,8 +97,8 @@ def test_our_commands_are_valid_and_state_their_duration(line: str) -> None:
 
 @pytest.mark.parametrize("line", RUNS)
 def test_the_run_configs_for_flower_are_valid(line: str) -> None:
-    given = words(line)
-    RunConfig.make(parse_config_args([given[given.index("--run-config") + 1]]))
+    parts = words(line)
+    RunConfig.make(parse_config_args([parts[parts.index("--run-config") + 1]]))
 
 
 def test_the_commands_of_a_deployment_are_those_of_its_page() -> None:

@@ -59,7 +59,7 @@ ONE_LONG_STEP = {"lr": 1e17, "clip-norm": 1.0, "local-steps": 1, "num-server-rou
 
 
 @pytest.mark.parametrize(
-    ("values", "reason", "dropped"),
+    ("values", "reason", "drops"),
     [
         (DIVERGING, "none of 2 rounds counted", [2, 2]),
         (DIVERGING | {"max-failed-rounds": 2}, "2 rounds in a row failed", [2, 2]),
@@ -71,16 +71,16 @@ ONE_LONG_STEP = {"lr": 1e17, "clip-norm": 1.0, "local-steps": 1, "num-server-rou
     ],
 )
 def test_a_run_without_a_trained_model_fails_with_its_reason(
-    tmp_path: Path, start: Callable[..., Path], values: Any, reason: str, dropped: list[int]
+    tmp_path: Path, start: Callable[..., Path], values: Any, reason: str, drops: list[int]
 ) -> None:
     with pytest.raises(FederationError, match=reason):
         start(values)
-    found = summary(tmp_path / "x")
-    assert found["status"] == "failed"
-    assert found["reason"].startswith(reason)
-    assert (found["rounds"], found["rounds-counted"]) == (len(dropped), dropped.count(0))
-    assert (found["replies"], found["dropped"]) == (2 * len(dropped) - sum(dropped), sum(dropped))
-    assert [row["dropped"] for row in rows(tmp_path / "x")] == ["", *map(str, dropped)]
+    facts = summary(tmp_path / "x")
+    assert facts["status"] == "failed"
+    assert facts["reason"].startswith(reason)
+    assert (facts["rounds"], facts["rounds-counted"]) == (len(drops), drops.count(0))
+    assert (facts["replies"], facts["dropped"]) == (2 * len(drops) - sum(drops), sum(drops))
+    assert [row["dropped"] for row in rows(tmp_path / "x")] == ["", *map(str, drops)]
     assert (tmp_path / "x" / "model.safetensors").exists()
 
 
@@ -129,9 +129,9 @@ def test_a_model_that_cannot_be_saved_is_a_failure(
     monkeypatch.setattr(RunDirectory, "save_model", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*/x/model.safetensors'"):
         start({})
-    found = summary(tmp_path / "x")
-    assert found["status"] == "failed"
-    assert "model.safetensors" in found["reason"]
+    facts = summary(tmp_path / "x")
+    assert facts["status"] == "failed"
+    assert "model.safetensors" in facts["reason"]
 
 
 @pytest.mark.parametrize("what", ["clients", "model"])
@@ -155,8 +155,8 @@ def test_an_error_before_the_first_message_gives_a_failed_run(
         monkeypatch.setattr(server_app, "initial_arrays", no_model)
     with pytest.raises(ValueError, match=r"got a damaged file$") as error:
         server_app.run(fleet, settings, task)
-    found = summary(tmp_path / "x")
-    assert (found["status"], found["reason"]) == ("failed", str(error.value))
+    facts = summary(tmp_path / "x")
+    assert (facts["status"], facts["reason"]) == ("failed", str(error.value))
     assert runs.status(tmp_path / "x") == "failed"
 
 
@@ -245,8 +245,8 @@ def test_config_toml_has_the_machine_and_reproduces_the_same_bytes(tmp_path: Pat
 
 
 def without_seconds(path: Path, name: str) -> list[dict[str, str]]:
-    found = rows(path, name)
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in found]
+    table = rows(path, name)
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in table]
 
 
 @pytest.mark.parametrize(
@@ -287,9 +287,9 @@ def test_flowers_log_of_a_wrong_setting_is_one_line() -> None:
     """Flower logs an exception of a ServerApp with the frames of its own code."""
     values = {"algo": "fedinot"}
     own = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=values)
-    with pytest.raises(ValueError, match=r"^algo: ") as caught:
+    with pytest.raises(ValueError, match=r"^algo: ") as error:
         server_app.app(InProcessGrid(ClientApp(), 2), own)
-    (line,) = traceback.format_exception(caught.value)
+    (line,) = traceback.format_exception(error.value)
     assert line.startswith("ValueError: algo: expected one of ")
     assert line.count("\n") == 1
 

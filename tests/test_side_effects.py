@@ -73,19 +73,19 @@ def changed(*codes: str, more: str = "") -> list[list[str]]:
         lines += ["before = seen()", code, "after = seen()"]
         lines.append("print('changed:', *(name for name in before if before[name] != after[name]))")
     command = [sys.executable, "-c", "\n".join(lines)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    found = [line for line in done.stdout.splitlines() if line.startswith("changed:")]
-    assert len(found) == len(codes)
-    return [line.split()[1:] for line in found]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
+    entries = [line for line in result.stdout.splitlines() if line.startswith("changed:")]
+    assert len(entries) == len(codes)
+    return [line.split()[1:] for line in entries]
 
 
 def test_simulate_and_train_locally_leave_the_process_as_it_was() -> None:
-    simulated, trained, seen = changed(
+    simulated, trained, control = changed(
         SIMULATE.replace("WORKERS", "0"), TRAIN, CHANGES, more=LOADED
     )
     assert simulated == trained == []
-    assert seen == ["environment", "warning", "filters", "threads"]  # else nothing would be seen
+    assert control == ["environment", "warning", "filters", "threads"]  # else nothing would be seen
 
 
 @pytest.mark.flower  # it starts Ray

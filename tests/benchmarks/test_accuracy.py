@@ -72,7 +72,7 @@ def test_every_method_runs_with_its_defaults(name: str) -> None:
     """No method is tuned; only the local rates of methods with AdamW are set."""
     plan = Plan.make(accuracy.read_file(name))
     assert not plan.tunes
-    warned = "".join(plan.warnings())
+    text = "".join(plan.warnings())
     if name == "accuracy-all-clients":
         assert {n for n, kind in METHODS.items() if kind.all_clients} < {*plan.methods}
         assert [line.partition("=")[0] for line in plan.warnings()] == [
@@ -82,7 +82,7 @@ def test_every_method_runs_with_its_defaults(name: str) -> None:
         return
     assert {*plan.methods} == {method for method in METHODS if fits(method)} - {"fedtoy"}
     assert [key for key in plan.run if "." in key] == ["diloco.lr", "fedmuon.lr", "fedpac.lr"]
-    assert warned.startswith("feddeper, ditto: ranked by the mean model; personal-accuracy-l")
+    assert text.startswith("feddeper, ditto: ranked by the mean model; personal-accuracy-l")
 
 
 def fits(method: str) -> bool:

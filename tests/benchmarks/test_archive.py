@@ -13,23 +13,23 @@ from fedaccord.experiments.sweep import Plan, Sweep
 from fedaccord.runs import RunDirectory, reader
 
 
-def write_run(folder: Path, name: str, ended: str = "completed", **settings: Any) -> None:
+def write_run(folder: Path, name: str, status: str = "completed", **settings: Any) -> None:
     run = RunDirectory(str(folder), name, {"algo": "fedavg"} | settings)
     client = {"round": 1, "client": 0, "status": "ok", "steps": 5, "train-loss": 0.1}
     run.record({"round": 1, "test-accuracy": 0.5, "up-bytes": 8}, [client])
-    run.summarise(ended, rounds=1)
+    run.summarise(status, rounds=1)
 
 
 def test_an_unpacked_run_has_no_paths(tmp_path: Path) -> None:
     place = {"data-dir": str(tmp_path / "data"), "out-dir": str(tmp_path)}
     write_run(tmp_path / "runs" / "a", "one", **place)
     write_run(tmp_path / "runs" / "a", "two", seed=7)
-    write_run(tmp_path / "runs", "failed", ended="failed")
-    write_run(tmp_path / "runs", "left-out", ended="interrupted")
+    write_run(tmp_path / "runs", "failed", status="failed")
+    write_run(tmp_path / "runs", "left-out", status="interrupted")
     (tmp_path / "runs" / "a" / "one" / "model.safetensors").write_bytes(b"large")
-    kept, back = tmp_path / "runs.tar.xz", tmp_path / "back"
-    assert archive.pack(tmp_path / "runs", kept) == 12
-    assert archive.unpack(kept, back) == 12
+    tarball, back = tmp_path / "runs.tar.xz", tmp_path / "back"
+    assert archive.pack(tmp_path / "runs", tarball) == 12
+    assert archive.unpack(tarball, back) == 12
 
     assert str(tmp_path) not in "".join(file.read_text() for file in back.rglob("*.*"))
     runs, lines = reader.read_all([back])
@@ -43,8 +43,8 @@ def test_an_unpacked_run_has_no_paths(tmp_path: Path) -> None:
 
     again = tmp_path / "again.tar.xz"
     archive.pack(back, again)
-    assert again.read_bytes() == kept.read_bytes()
-    assert archive.unpack(kept, back) == 0
+    assert again.read_bytes() == tarball.read_bytes()
+    assert archive.unpack(tarball, back) == 0
 
 
 def test_an_unpacked_sweep_is_complete(tmp_path: Path) -> None:
@@ -70,19 +70,19 @@ def test_an_archive_is_replaced_whole_from_any_spelling_of_its_folder(
     write_run(tmp_path / "runs", "one")
     (tmp_path / "link").symlink_to(tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
-    kept = Path("kept.tar.xz")
+    tarball = Path("kept.tar.xz")
     sizes = {
-        archive.pack(folder, kept) for folder in (tmp_path / "runs", Path("runs"), Path("link"))
+        archive.pack(folder, tarball) for folder in (tmp_path / "runs", Path("runs"), Path("link"))
     }
     assert sizes == {4}
-    before = kept.read_bytes()
+    before = tarball.read_bytes()
     with pytest.raises(ValueError, match="found none"):
-        archive.pack(tmp_path / "nothing", kept)
-    assert kept.read_bytes() == before
+        archive.pack(tmp_path / "nothing", tarball)
+    assert tarball.read_bytes() == before
 
 
 def test_invalid_archives_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_run(tmp_path / "runs", "failed", ended="failed")
+    write_run(tmp_path / "runs", "failed", status="failed")
     with pytest.raises(ValueError, match="expected completed runs, found none"):
         archive.pack(tmp_path / "runs", tmp_path / "kept.tar.xz")
     (tmp_path / "text.tar.xz").write_text("text")

@@ -13,14 +13,14 @@ def test_ace(tmp_path: Path) -> None:
     """Weights and every client's last update, with a client ten times slower than most."""
     plain = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": 0.0, "lr": LR}
     plain |= {"precision": "float64", "local_steps": K, "batch_size": 0, "server_lr": 0.2}
-    wanted, seconds = [[*EVERYONE]] * 60, (*UNEQUAL[:3], 20.05, *UNEQUAL[4:])  # no two at once
-    found = run(Ace(**plain, **buffered(tmp_path, seconds, buffer_size=1)), wanted)
+    cohorts, seconds = [[*EVERYONE]] * 60, (*UNEQUAL[:3], 20.05, *UNEQUAL[4:])  # no two at once
+    history = run(Ace(**plain, **buffered(tmp_path, seconds, buffer_size=1)), cohorts)
     expected = asynchronous.run(
-        *("ace", PROBLEM, W0, wanted, seconds), **{"M": 5, "B": 1, "K": K, "lr": LR}, server_lr=0.2
+        *("ace", PROBLEM, W0, cohorts, seconds), **{"M": 5, "B": 1, "K": K, "lr": LR}, server_lr=0.2
     )
-    np.testing.assert_allclose(found.weights, expected.w, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(history.weights, expected.w, rtol=0, atol=1e-10)
     assert max(map(max, expected.delays)) > 10
     for i in range(C):
-        state = found.clients[i]
+        state = history.clients[i]
         D = np.zeros(PROBLEM.dim) if state is None else state.D.numpy()
         np.testing.assert_allclose(D, expected.memories[-1, i], rtol=0, atol=1e-10)

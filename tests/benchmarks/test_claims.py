@@ -13,11 +13,11 @@ from fedaccord.runs import RunDirectory
 def write_run(
     out: Path, sweep: str, seed: int, accuracy: float, status: str = "completed", **settings: Any
 ) -> None:
-    made = {"seed": seed} | {key.replace("_", "-"): value for key, value in settings.items()}
-    if "beta" in made:
-        made["relaxed-init.beta"] = made.pop("beta")
-    name = "-".join(map(str, (sweep, *made.values())))
-    run = RunDirectory(str(out / sweep / "runs"), name, made)
+    config = {"seed": seed} | {key.replace("_", "-"): value for key, value in settings.items()}
+    if "beta" in config:
+        config["relaxed-init.beta"] = config.pop("beta")
+    name = "-".join(map(str, (sweep, *config.values())))
+    run = RunDirectory(str(out / sweep / "runs"), name, config)
     for number in range(12):
         late = number > 6  # the last five evaluations
         row = {"round": number, "test-accuracy": accuracy if late else 0.1}
@@ -46,8 +46,8 @@ def test_a_claim_is_tested_on_differences_between_runs_of_the_same_seed(tmp_path
             write_run(tmp_path, "participation", seed, base + more, **of | {"algo": "afedpd"})
     write_run(tmp_path, "relaxed", 3, 0.9, "failed", algo="fedavg")
     write_run(tmp_path, "tuned", 0, 0.9, algo="fedavg", validation=0.1)
-    found = page(tmp_path)
-    assert found["relaxed initialisation with beta 0.1 gains on fedavg, Dirichlet 0.1"] == [
+    rows = page(tmp_path)
+    assert rows["relaxed initialisation with beta 0.1 gains on fedavg, Dirichlet 0.1"] == [
         *(
             "72.53 → 75.95",
             "60.00 ± 10.00 → 63.00 ± 11.00",
@@ -56,12 +56,12 @@ def test_a_claim_is_tested_on_differences_between_runs_of_the_same_seed(tmp_path
             "**holds**",
         )
     ]
-    of_scaffold = found["relaxed initialisation with beta 0.1 gains on scaffold, Dirichlet 0.1"]
+    of_scaffold = rows["relaxed initialisation with beta 0.1 gains on scaffold, Dirichlet 0.1"]
     assert of_scaffold[2:] == ["-3.00 ± 1.00", "`relaxed`", "**does not hold**"]
-    assert found["A-FedPD gains more on FedDyn with 2% than with 20%"][1:] == [
+    assert rows["A-FedPD gains more on FedDyn with 2% than with 20%"][1:] == [
         *("+6.00 ± 2.00, +3.00 ± 1.00", "+3.00 ± 1.00", "`participation`", "**holds**")
     ]
-    assert found["A-FedPD above FedDyn, 2%, 500 rounds, both tuned"][1:] == [
+    assert rows["A-FedPD above FedDyn, 2%, 500 rounds, both tuned"][1:] == [
         "not run",
         "",
         "[low-participation](low-participation.md)",
@@ -80,14 +80,14 @@ def test_an_eigenvalue_is_that_of_the_measured_runs(tmp_path: Path) -> None:
             run = tmp_path / sweep / "runs" / f"{sweep}-{seed}-{algo}"
             if value is not None:
                 (run / "measures.json").write_text(f'{{"hessian-top-eigenvalue": {value + seed}}}')
-    found = page(tmp_path)
-    assert found["the largest eigenvalue of DFedAvg above that of DFedSAM"] == [
+    rows = page(tmp_path)
+    assert rows["the largest eigenvalue of DFedAvg above that of DFedSAM"] == [
         *("–", "15.00 ± 1.00 → 17.00 ± 1.00", "+2.00 ± 0.00"),
         *("[gallery-decentralised](../gallery.md)", "**holds**"),
     ]
-    assert found["the largest eigenvalue of DFedSAM above that of DFedSAM-MGS"][1] == "not run"
+    assert rows["the largest eigenvalue of DFedSAM above that of DFedSAM-MGS"][1] == "not run"
     (run / "measures.json").write_text('{"hessian-top-eigenvalue": null}')  # it was not finite
-    assert page(tmp_path) == found
+    assert page(tmp_path) == rows
 
 
 def test_broadcast_models_are_compared_too_and_another_window_is_in_brackets(
@@ -98,14 +98,14 @@ def test_broadcast_models_are_compared_too_and_another_window_is_in_brackets(
         write_run(tmp_path, "total-5", seed, base, algo="feddyn")
         run = RunDirectory(str(tmp_path / "total-5" / "runs"), f"afedpd-{seed}", afedpd(seed))
         for number in range(12):
-            returned = base + 0.1 if number > 6 else 0.1 * seed
-            sent = {"test-accuracy-broadcast": base - 0.1 - seed / 1000}
-            run.record({"round": number, "test-accuracy": returned} | sent, [])
+            score = base + 0.1 if number > 6 else 0.1 * seed
+            broadcast = {"test-accuracy-broadcast": base - 0.1 - seed / 1000}
+            run.record({"round": number, "test-accuracy": score} | broadcast, [])
         run.summarise("completed")
-    found = page(tmp_path)
+    rows = page(tmp_path)
     text = "A-FedPD above FedDyn, K = 5, 120 rounds"
-    assert found[text][2:] == ["+10.00 ± 0.00", "`total-5`", "**holds** (open)"]
-    assert found[f"{text}, broadcast models"][2] == "-10.10 ± 0.10"
+    assert rows[text][2:] == ["+10.00 ± 0.00", "`total-5`", "**holds** (open)"]
+    assert rows[f"{text}, broadcast models"][2] == "-10.10 ± 0.10"
 
 
 def afedpd(seed: int) -> dict[str, Any]:
@@ -118,9 +118,9 @@ def test_a_verdict_that_many_tests_explain_is_not_bold(tmp_path: Path) -> None:
         for seed, gain in enumerate(each):
             write_run(tmp_path, "relaxed", seed, 0.5, algo=algo)
             write_run(tmp_path, "relaxed", seed, 0.5 + gain / 1000, algo=algo, beta=0.1)
-    found = page(tmp_path)
+    rows = page(tmp_path)
     of = "relaxed initialisation with beta 0.1 gains on {}, Dirichlet 0.1".format
-    assert [found[of(algo)][-1] for algo in gains] == ["open", "open", "holds"]
+    assert [rows[of(algo)][-1] for algo in gains] == ["open", "open", "holds"]
     assert ": the 0 verdicts in bold remain " in (tmp_path / "claims.md").read_text()
 
 

@@ -29,8 +29,8 @@ def write_run(
     out: Path, method: str, topology: str, accuracy: float, status: str = "completed", seed: int = 0
 ) -> None:
     settings = RUN | {"algo": method, "gossip.topology": topology, "seed": seed}
-    used = {"device": "cpu", "threads": 1}
-    run = RunDirectory(str(out), f"{method}-{topology}-{seed}", settings, used)
+    machine = {"device": "cpu", "threads": 1}
+    run = RunDirectory(str(out), f"{method}-{topology}-{seed}", settings, machine)
     for number in (1, 2):
         row = {"round": number, "test-accuracy": accuracy, "generalisation-gap": 0.0125}
         row |= {"test-accuracy-nodes": accuracy - 0.1, "test-accuracy-nodes-std": 0.05}

@@ -84,23 +84,23 @@ def test_contestants_with_threads_get_two(tmp_path: Path, monkeypatch: pytest.Mo
         "print('PEER 1', job['threads'] + 10 * int(os.environ['OMP_NUM_THREADS']))"
     )
     monkeypatch.setattr(peers, "command", lambda *_: [sys.executable, "-c", program])
-    given = {"keys": {}, "cohorts": [[0]], "folder": str(tmp_path)}
+    fields = {"keys": {}, "cohorts": [[0]], "folder": str(tmp_path)}
     options = argparse.Namespace(fl_simulator=tmp_path)
     for name, numbers in {"pfl": 11, "pfl-threads": 22, "fl-simulator-threads": 22}.items():
         if name.startswith("fl-"):
             monkeypatch.setattr(peers, "FromFLSimulator", lambda: peers.from_line)
-        assert peers.contest(name, given, options)["accuracy"] == [(1, numbers)]
+        assert peers.contest(name, fields, options)["accuracy"] == [(1, numbers)]
 
 
 def test_a_contestant_uses_the_threads_of_its_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[int] = []
-    monkeypatch.setattr(common.torch, "set_num_threads", taken.append)
+    threads: list[int] = []
+    monkeypatch.setattr(common.torch, "set_num_threads", threads.append)
     (tmp_path / "job.json").write_text('{"threads": 3}')
     monkeypatch.setenv("PEERS_JOB", str(tmp_path / "job.json"))
     assert common.read_job() == {"threads": 3}
-    assert taken == [3]
+    assert threads == [3]
 
 
 def test_lines_of_fl_simulator() -> None:
@@ -112,8 +112,8 @@ def test_lines_of_fl_simulator() -> None:
         "            ----    Divergence: 0.4112",
         "            ----    Time: 81.40s",
     ]
-    tell = peers.FromFLSimulator()
-    marks = [tell(line) for line in lines]
+    parser = peers.FromFLSimulator()
+    marks = [parser(line) for line in lines]
     assert marks[0] is not None
     assert marks[0][0] == 0
     assert marks[1:-1] == [None] * 4
@@ -144,8 +144,8 @@ def test_cohorts_of_fl_simulator_are_those_that_it_draws() -> None:
     strategy = SimpleNamespace(fraction_train=0.1, seed=0)
     config = SimpleNamespace(strategy=strategy, num_clients=100, eval_train=True)
     np.random.seed(1 + peers.SEED)
-    drawn = np.where(np.random.uniform(size=100) <= 0.1)[0]
-    assert peers.cohorts(config, 2)[1] == drawn.tolist()
+    cohort = np.where(np.random.uniform(size=100) <= 0.1)[0]
+    assert peers.cohorts(config, 2)[1] == cohort.tolist()
 
 
 def test_ratios_are_of_one_repetition_and_missed_targets_are_reported(tmp_path: Path) -> None:
@@ -181,12 +181,12 @@ def test_ratios_are_of_one_repetition_and_missed_targets_are_reported(tmp_path: 
 
 def test_a_peer_without_its_environment_is_left_out_or_refused() -> None:
     setting = peers.SETTINGS["flower"]
-    given = {"pfl_python": None, "blazefl_python": None, "fl_simulator": None}
-    every = argparse.Namespace(contestants=[], **given)
+    paths = {"pfl_python": None, "blazefl_python": None, "fl_simulator": None}
+    every = argparse.Namespace(contestants=[], **paths)
     assert peers.able(setting, every) == [
         *("fedaccord", "fedaccord-workers", "flower", "flower-tensors")
     ]
     with pytest.raises(ValueError, match="blazefl: expected --blazefl-python"):
-        peers.able(setting, argparse.Namespace(contestants=["blazefl"], **given))
+        peers.able(setting, argparse.Namespace(contestants=["blazefl"], **paths))
     with pytest.raises(ValueError, match="got 'pfl'"):
-        peers.able(setting, argparse.Namespace(contestants=["pfl"], **given))
+        peers.able(setting, argparse.Namespace(contestants=["pfl"], **paths))

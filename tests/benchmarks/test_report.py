@@ -15,8 +15,8 @@ def test_runs_of_a_method_are_a_group(tmp_path: Path, monkeypatch: pytest.Monkey
     for method in ("fedavg", "scaffold"):
         for seed in (0, 1):
             report.write(tmp_path, method, seed, np.random.default_rng(seed))
-    found = groups_of([reader.read(path) for path in reader.find([tmp_path])])
-    assert [(group.label, len(group.runs)) for group in found] == [("fedavg", 2), ("scaffold", 2)]
-    (run, _), table = found[0].runs, found[0].tables[0]
+    groups = groups_of([reader.read(path) for path in reader.find([tmp_path])])
+    assert [(group.label, len(group.runs)) for group in groups] == [("fedavg", 2), ("scaffold", 2)]
+    (run, _), table = groups[0].runs, groups[0].tables[0]
     assert len(run.clients) == 3 * report.COHORT
     assert [*table["gradients"]] == [500, 1000, 1500]

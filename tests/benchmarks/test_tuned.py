@@ -101,8 +101,8 @@ def test_a_better_run_beside_the_search_is_named(tmp_path: Path) -> None:
 
 
 def test_a_page_says_how_it_is_made() -> None:
-    made = tuned.Recipe(PLAN, "tuned", ["dirichlet-alpha=0.6"])
-    assert made.commands("tuned-06") == (
+    recipe = tuned.Recipe(PLAN, "tuned", ["dirichlet-alpha=0.6"])
+    assert recipe.commands("tuned-06") == (
         "`fedaccord sweep benchmarks/tuned.toml dirichlet-alpha=0.6 --out DIR` and "
         "`python benchmarks/tuned.py DIR dirichlet-alpha=0.6 --file tuned --page tuned-06`"
     )

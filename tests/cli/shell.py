@@ -19,9 +19,9 @@ def invoke(*words: object, **env: str) -> Result:
 
 def run(tmp_path: Path, *words: object) -> Result:
     """A tiny run; ``words`` replace its settings."""
-    given = {str(word).partition("=")[0] for word in words}
+    keys = {str(word).partition("=")[0] for word in words}
     usual = (*TINY, f"out-dir={tmp_path / 'runs'}")
-    return invoke("run", *(x for x in usual if x.partition("=")[0] not in given), *words)
+    return invoke("run", *(x for x in usual if x.partition("=")[0] not in keys), *words)
 
 
 def summary(path: Path) -> dict[str, Any]:

@@ -72,8 +72,8 @@ def test_a_damaged_run_gives_a_warning_and_the_others_are_compared(
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith(f"warning: left out: {bad}")
     assert len(result.stderr) < 1000
-    shown = (tmp_path / "r.html").read_text() if out else result.stdout
-    assert "fedavg" in shown
+    text = (tmp_path / "r.html").read_text() if out else result.stdout
+    assert "fedavg" in text
     alone = invoke(command, bad, *out)
     assert (alone.exit_code, alone.stdout, alone.stderr.count("\n")) == (2, "", 1)
 
@@ -119,11 +119,11 @@ def runs(folder: Path) -> None:
 
 def test_programs_read_plain_numbers(tmp_path: Path) -> None:
     runs(tmp_path)
-    found = invoke("compare", tmp_path, "--target", 0.8, "--json")
-    assert found.stdout == invoke("compare", tmp_path, "--target", 0.8, "--format", "json").stdout
-    best, other = json.loads(found.stdout)
-    counted = [best[key] for key in ("method", "seeds", "runs", "repeats")]
-    assert counted == ["fedavg", [0, 1], 2, 0]
+    result = invoke("compare", tmp_path, "--target", 0.8, "--json")
+    assert result.stdout == invoke("compare", tmp_path, "--target", 0.8, "--format", "json").stdout
+    best, other = json.loads(result.stdout)
+    values = [best[key] for key in ("method", "seeds", "runs", "repeats")]
+    assert values == ["fedavg", [0, 1], 2, 0]
     assert best["test-accuracy-last"] == pytest.approx(0.8)
     assert best["test-accuracy-last-std"] == pytest.approx(0.02**0.5)
     assert (best["metric"], best["target"], best["reached"]) == ("test-accuracy", 0.8, 1)
@@ -238,9 +238,9 @@ def test_a_model_with_untrained_parts_is_ranked_with_a_warning(tmp_path: Path) -
     write(tmp_path / "b", [0.1, 0.5], buffers="local")
     write(tmp_path / "c", [0.1, 0.6], local_parameters="x")
     line = "fedavg buffers=refuse local-parameters=x and 1 more rows: test-accuracy is of a model"
-    found = " ".join(success(invoke("compare", tmp_path)).stderr.split())
-    assert line in found
-    assert found.endswith("--metric personal-accuracy ranks by the clients' own models")
+    text = " ".join(success(invoke("compare", tmp_path)).stderr.split())
+    assert line in text
+    assert text.endswith("--metric personal-accuracy ranks by the clients' own models")
     assert not success(invoke("compare", tmp_path / "a")).stderr
 
 

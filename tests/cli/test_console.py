@@ -22,8 +22,8 @@ def loaded(modules: Sequence[str], *words: str) -> list[str]:
     code = "import sys; from fedaccord.cli import app\n"
     code += f"try: app()\nfinally: print([name for name in {modules} if name in sys.modules])"
     command = [sys.executable, "-c", code, *words]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return ast.literal_eval(shown.splitlines()[-1])  # type: ignore[no-any-return]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return ast.literal_eval(output.splitlines()[-1])  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("words", ["--help", "run --help", "--version"])
@@ -78,9 +78,9 @@ def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> N
     console = make_console()
     console.print(f"a{HOSTILE}b")
     print_table(console, ["x", HOSTILE], [[HOSTILE, "1"]])
-    shown = capsys.readouterr().out
-    assert shown.replace("\n", "").isprintable()
-    assert "a\\x1b[2J\\x1b]0;owned\\x07\\u202e\\x9b31m\\rb" in shown
+    output = capsys.readouterr().out
+    assert output.replace("\n", "").isprintable()
+    assert "a\\x1b[2J\\x1b]0;owned\\x07\\u202e\\x9b31m\\rb" in output
     assert printable("ä ± line\nline") == "ä ± line\nline"
 
 

@@ -148,9 +148,9 @@ def test_a_start_script_runs_the_checks_and_then_flower_with_its_files(
     def start(rc: int) -> list[str]:
         env = {"PATH": f"{programs}:{os.environ['PATH']}", "RC": str(rc)}
         command = ["sh", str(folder / "start.sh"), "--more"]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        assert done.stderr == ""
-        return done.stdout.splitlines()
+        result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert result.stderr == ""
+        return result.stdout.splitlines()
 
     checked = ["fedaccord", "doctor", "--deployment", "."]
     assert start(1) == checked
@@ -181,10 +181,10 @@ def test_a_start_script_runs_the_checks_and_then_flower_with_its_files(
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     invoke("deploy", "init", tmp_path / "x", "--supernodes", 1)
     for unit in tmp_path.rglob("*.service"):
-        done = subprocess.run(
+        result = subprocess.run(
             ["systemd-analyze", "--user", "verify", str(unit)], capture_output=True, text=True
         )
-        assert unit.name not in done.stderr, done.stderr
+        assert unit.name not in result.stderr, result.stderr
         text = unit.read_text()
         # Flower takes a key back a minute after its SuperNode was killed
         assert ("RestartSec=60" in text) == (unit.name == folders.SUPERNODE_UNIT)

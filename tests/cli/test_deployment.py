@@ -34,8 +34,8 @@ class TrainReply(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
-        known = self.path == "/v1/fleet/activate-node" and self.headers["flwr-signature"]
-        self._send(self.server.answer if known else 401)
+        is_activation = self.path == "/v1/fleet/activate-node" and self.headers["flwr-signature"]
+        self._send(self.server.answer if is_activation else 401)
 
     def _send(self, status: int) -> None:
         self.send_response_only(status)
@@ -203,8 +203,8 @@ def test_versions_that_differ(lab: Path, package: str) -> None:
 
 def test_builds_of_pytorch_may_differ(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server with a GPU and devices without one."""
-    here = deployment.versions()
-    monkeypatch.setattr(deployment, "versions", lambda: here | {"torch": here["torch"] + "+cu128"})
+    own = deployment.versions()
+    monkeypatch.setattr(deployment, "versions", lambda: own | {"torch": own["torch"] + "+cu128"})
     assert doctor(lab / "server")[0] == 0
 
 

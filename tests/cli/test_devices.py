@@ -33,8 +33,8 @@ def test_traces_become_devices(tmp_path: Path) -> None:
     out = tmp_path / "devices.csv"
     words = ("devices", capacity, "--behaviour", behaviour, "--clients", 3, "--out", out)
     assert "3 devices" in success(invoke(*words)).stdout
-    there: dict[str, Any] = {"active": ((0, 20), (50, 60)), "period": 100}
-    slow, fast = Device(0.03, 1000, 1000, **there), Device(0.06, 100_000, 100_000, **there)
+    trace: dict[str, Any] = {"active": ((0, 20), (50, 60)), "period": 100}
+    slow, fast = Device(0.03, 1000, 1000, **trace), Device(0.06, 100_000, 100_000, **trace)
     assert read(out, 3) == [slow, fast, slow]
     success(invoke("devices", capacity, "--out", out))
     assert read(out, 2) == [Device(0.03, 1000, 1000), Device(0.06, 100_000, 100_000)]

@@ -226,17 +226,17 @@ def test_a_ray_cluster_that_is_gone_gives_a_warning(tmp_path: Path) -> None:
     own = {"RAY_TMPDIR": str(tmp_path), "RAY_ADDRESS": ""}
     assert doctor(**own)[1]["ray cluster"].startswith("ok none")
     file.parent.mkdir()
-    gone = f"127.0.0.1:{free_port()}"
-    file.write_text(gone)
-    line = f"warn no cluster answers at {gone}, and a simulation would wait for it for minutes; "
+    ghost = f"127.0.0.1:{free_port()}"
+    file.write_text(ghost)
+    line = f"warn no cluster answers at {ghost}, and a simulation would wait for it for minutes; "
     code, lines = doctor(**own)
     assert code == 0
     assert lines["ray cluster"] == f"{line}rm {file}"
-    assert doctor(**own | {"RAY_ADDRESS": gone})[1]["ray cluster"] == f"{line}unset RAY_ADDRESS"
+    assert doctor(**own | {"RAY_ADDRESS": ghost})[1]["ray cluster"] == f"{line}unset RAY_ADDRESS"
     assert doctor(**own | {"RAY_ADDRESS": "ray://there:1"})[1]["ray cluster"] == "ok ray://there:1"
     with socket.create_server(("127.0.0.1", 0)) as cluster:
-        file.write_text(there := f"127.0.0.1:{cluster.getsockname()[1]}")
-        assert doctor(**own)[1]["ray cluster"] == f"ok at {there}, which simulations join"
+        file.write_text(address := f"127.0.0.1:{cluster.getsockname()[1]}")
+        assert doctor(**own)[1]["ray cluster"] == f"ok at {address}, which simulations join"
 
 
 def test_the_noise_of_a_private_run_is_computed() -> None:

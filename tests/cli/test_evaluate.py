@@ -55,26 +55,26 @@ def lenet(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_reported_numbers_are_reproduced_to_the_digit(tmp_path: Path, words: Any) -> None:
     success(run(tmp_path, *words, "name=x"))
     path = tmp_path / "runs" / "x"
-    reported = summary(path)
-    found = success(invoke("evaluate", path))
-    lines = [re.split(r"\s{2,}", line.strip()) for line in found.stdout.splitlines()]
+    report = summary(path)
+    result = success(invoke("evaluate", path))
+    lines = [re.split(r"\s{2,}", line.strip()) for line in result.stdout.splitlines()]
     assert {line[0] for line in lines} >= {"test accuracy", "test loss"}
     assert ("train accuracy" in {line[0] for line in lines}) == ("eval-train=true" in words)
     for name, value, before in lines:
         assert before == f"reported: {value}"
-        number = reported[f"{name.replace(' ', '-')}-last"]
+        number = report[f"{name.replace(' ', '-')}-last"]
         assert value == (f"{number:.2%}" if "accuracy" in name else f"{number:.4f}")
 
 
 def test_data_dir_names_a_file_that_was_moved(lenet: Path, images: Path) -> None:
-    moved = images.rename(images.with_name("moved.npz"))
+    new_path = images.rename(images.with_name("moved.npz"))
     try:
-        gone = invoke("evaluate", lenet)
-        assert gone.exit_code == 2
-        assert "own.npz" in gone.stderr
-        success(invoke("evaluate", lenet, f"data-dir={moved}", "device=cpu"))
+        failure = invoke("evaluate", lenet)
+        assert failure.exit_code == 2
+        assert "own.npz" in failure.stderr
+        success(invoke("evaluate", lenet, f"data-dir={new_path}", "device=cpu"))
     finally:
-        moved.rename(images)
+        new_path.rename(images)
 
 
 def test_the_model_card_has_classes_and_inputs(lenet: Path, images: Path) -> None:
@@ -186,9 +186,9 @@ def test_the_best_model_of_a_run_that_has_not_ended(tmp_path: Path) -> None:
     success(run(tmp_path, "name=x", "keep-best=test-accuracy"))
     path = tmp_path / "runs" / "x"
     lines = success(invoke("evaluate", path, "--best")).stdout.split()
-    told = summary(path)
-    del told["best-model"]
-    (path / "summary.json").write_text(json.dumps(told))
-    found = success(invoke("evaluate", path, "--best")).stdout.split()
+    content = summary(path)
+    del content["best-model"]
+    (path / "summary.json").write_text(json.dumps(content))
+    words = success(invoke("evaluate", path, "--best")).stdout.split()
     value = lines.index("reported:", lines.index("accuracy")) + 1
-    assert found == [*lines[:value], "none", *lines[value + 1 :]]
+    assert words == [*lines[:value], "none", *lines[value + 1 :]]

@@ -37,8 +37,8 @@ def test_flower_reads_the_given_settings(words: list[str]) -> None:
     assert result.stdout.count("\n") == 1
     preset = words[1] if words[:1] == ["--preset"] else None
     pairs = words[2:] if preset else words
-    wanted = RunConfig.make(read_settings(pairs, None, preset)).flat
-    assert RunConfig.make(read_by_flower(result.stdout)).flat == wanted
+    expected = RunConfig.make(read_settings(pairs, None, preset)).flat
+    assert RunConfig.make(read_by_flower(result.stdout)).flat == expected
 
 
 @given(st.text(st.characters(exclude_categories=["C"]) | st.sampled_from("\n\t'\"\\= ")))
@@ -60,8 +60,8 @@ def test_the_line_has_no_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_config_of_a_run_gives_its_settings(tmp_path: Path) -> None:
     success(run(tmp_path, "algo=scaffold", "name=a"))
     result = invoke("flwr-config", "--config", tmp_path / "runs" / "a" / "config.toml", "name=b")
-    found = RunConfig.make(read_by_flower(result.stdout)).flat
-    assert (found["algo"], found["num-clients"], found["name"]) == ("scaffold", 4, "b")
+    flat = RunConfig.make(read_by_flower(result.stdout)).flat
+    assert (flat["algo"], flat["num-clients"], flat["name"]) == ("scaffold", 4, "b")
 
 
 def test_an_invalid_setting_gives_one_line(tmp_path: Path) -> None:

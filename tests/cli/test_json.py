@@ -12,29 +12,29 @@ from tests.cli.shell import invoke, success
 
 def listed(*words: str) -> list[dict[str, object]]:
     result = success(invoke(*words, "--json"))
-    found = json.loads(result.stdout)
-    assert isinstance(found, list)
-    return found
+    rows = json.loads(result.stdout)
+    assert isinstance(rows, list)
+    return rows
 
 
 def test_the_methods() -> None:
-    found = listed("methods")
-    assert [row["name"] for row in found] == [*METHODS]
-    scaffold = found[[*METHODS].index("scaffold")]
+    rows = listed("methods")
+    assert [row["name"] for row in rows] == [*METHODS]
+    scaffold = rows[[*METHODS].index("scaffold")]
     assert scaffold["arxiv"] == "1910.06378"
     assert scaffold["cost"] == METHODS["scaffold"](fraction_train=1.0).cost._asdict()
 
 
 def test_the_presets() -> None:
-    found, text = listed("presets"), invoke("presets").stdout
-    assert [row["preset"] for row in found] == [*presets()]
-    assert all(str(row["setting"]) in text for row in found)
+    rows, text = listed("presets"), invoke("presets").stdout
+    assert [row["preset"] for row in rows] == [*presets()]
+    assert all(str(row["setting"]) in text for row in rows)
 
 
 def test_the_keys() -> None:
-    found = listed("run", "--list-keys")
-    assert {row["key"]: row["default"] for row in found} == config.defaults()
-    by_key = {row["key"]: row for row in found}
+    rows = listed("run", "--list-keys")
+    assert {row["key"]: row["default"] for row in rows} == config.defaults()
+    by_key = {row["key"]: row for row in rows}
     assert "fedavg" in str(by_key["algo"]["allowed"])
     assert by_key["lr"]["meaning"]
 

@@ -58,9 +58,9 @@ def test_the_traffic_of_a_small_model_is_not_zero(tmp_path: Path) -> None:
 
 
 def test_metrics_of_personal_models_are_shown_also_of_numbers(tmp_path: Path) -> None:
-    measured = {"personal-mae-last": 0.25, "personal-accuracy-last": 0.5, "client-loss-std-last": 1}
-    found = {title: text for title, text in shown(tmp_path, **measured).items() if "rson" in title}
-    assert found == {
+    metrics = {"personal-mae-last": 0.25, "personal-accuracy-last": 0.5, "client-loss-std-last": 1}
+    texts = {title: text for title, text in shown(tmp_path, **metrics).items() if "rson" in title}
+    assert texts == {
         "accuracy of personal models, last": "50.00%",
         "mean absolute error of personal models, last": "0.2500",
     }
@@ -74,10 +74,10 @@ def test_metrics_of_clients_are_shown_like_those_of_the_server(
     display.on_round(Round(s, s.w, {"client-accuracy": 0.1, "client-accuracy-std": 0.2}, []))
     assert capsys.readouterr().out.rstrip() == "round 0/1  client accuracy 10.00%"
     ends = {"last": 0.5, "mean-of-last-10": 0.25, "best": 0.75}
-    measured = {f"client-accuracy-{end}": value for end, value in ends.items()}
-    alone = shown(tmp_path, **measured, **{"client-loss-last": 2.0})
+    metrics = {f"client-accuracy-{end}": value for end, value in ends.items()}
+    alone = shown(tmp_path, **metrics, **{"client-loss-last": 2.0})
     assert alone["client loss, last"] == "2.0000"
     percents = [text for title, text in alone.items() if "accuracy" in title]
     assert percents == ["50.00%", "25.00%", "75.00%"]
-    both = shown(tmp_path, **measured, **{"client-loss-last": 2.0, "test-loss-last": 1.0})
+    both = shown(tmp_path, **metrics, **{"client-loss-last": 2.0, "test-loss-last": 1.0})
     assert (both["test loss, last"], both["client loss, last"]) == ("1.0000", "2.0000")

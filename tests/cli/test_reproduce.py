@@ -33,8 +33,8 @@ def test_a_second_start_continues_with_more_seeds_and_rounds(tmp_path: Path) -> 
     second = pd.read_csv(out / "reproduction.csv")
     assert [*second.rounds] == [3] * 6
     page = (out / "reproduction.md").read_text()
-    changed = "dataset=digits model=linear num-clients=4 local-epochs=1"
-    assert f"| `fedavg/dir-0.1` with `{changed}` | – | 3 of 300 | 2 |" in page
+    changes = "dataset=digits model=linear num-clients=4 local-epochs=1"
+    assert f"| `fedavg/dir-0.1` with `{changes}` | – | 3 of 300 | 2 |" in page
     assert "Not run: 11 of 14 cells." in page
 
 
@@ -79,8 +79,8 @@ def test_a_dry_run_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         # 500 rounds of 10 clients with 5 epochs of 10 batches
         assert ["beta=0.1/10%-100/dir-0.1", "3", "500", "250,000", "–"] in rows
         assert "24 runs; estimating the hours needs the data: add data-dir=" in result.stdout
-        told = result.stdout.strip().endswith(f"cifar10, which is not in {tmp_path}")
-        assert told == (len(own) > 0 and own[0].startswith("data-dir="))
+        has_note = result.stdout.strip().endswith(f"cifar10, which is not in {tmp_path}")
+        assert has_note == (len(own) > 0 and own[0].startswith("data-dir="))
     assert not [*tmp_path.iterdir()]
 
 

@@ -13,8 +13,8 @@ def test_a_run_resumes_for_more_rounds(tmp_path: Path) -> None:
     success(run(tmp_path, "name=x", "algo=scaffold"))
     directory = tmp_path / "runs" / "x"
     result = success(invoke("resume", directory, "num-server-rounds=4"))
-    shown = [line.split("  ")[0] for line in result.stdout.splitlines() if "round " in line]
-    assert shown[:2] == ["round 3/4", "round 4/4"]
+    rounds = [line.split("  ")[0] for line in result.stdout.splitlines() if "round " in line]
+    assert rounds[:2] == ["round 3/4", "round 4/4"]
     assert (summary(directory)["status"], summary(directory)["rounds"]) == ("completed", 4)
     success(invoke("resume", directory, "num-server-rounds=3", "--round", "2"))
     assert summary(directory)["rounds"] == 3
@@ -61,9 +61,9 @@ def test_a_metric_that_is_no_longer_measured_has_no_last_value(tmp_path: Path) -
     success(run(tmp_path, "name=x"))
     directory = tmp_path / "runs" / "x"
     success(invoke("resume", directory, "num-server-rounds=3", "metrics=f1"))
-    found = {key for key in summary(directory) if key.startswith("test-")}
+    keys = {key for key in summary(directory) if key.startswith("test-")}
     ends = ("last", "mean-of-last-10", "best")
-    assert found == {f"test-{name}-{end}" for name in ("f1", "loss") for end in ends}
+    assert keys == {f"test-{name}-{end}" for name in ("f1", "loss") for end in ends}
 
 
 def test_a_run_that_another_process_writes_is_not_changed(tmp_path: Path) -> None:

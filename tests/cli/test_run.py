@@ -26,15 +26,15 @@ def test_a_run_prints_its_rounds_and_writes_its_directory(tmp_path: Path) -> Non
     assert lines[1:3] == ["1 thread: as set", f"run directory: {directory}"]
     assert lines[-2] == lines[2]
     assert [line.split("  ")[0] for line in lines[3:6]] == ["round 0/2", "round 1/2", "round 2/2"]
-    found = summary(directory)
-    assert found["status"] == "completed"
-    shown = dict(map(str.strip, line.rstrip().rsplit("  ", 1)) for line in lines[6:-2])
-    assert (shown["method"], shown["rounds"]) == ("scaffold", "2")
+    values = summary(directory)
+    assert values["status"] == "completed"
+    table = dict(map(str.strip, line.rstrip().rsplit("  ", 1)) for line in lines[6:-2])
+    assert (table["method"], table["rounds"]) == ("scaffold", "2")
     for end in ("last", "best"):
-        assert shown[f"test accuracy, {end}"] == f"{found[f'test-accuracy-{end}']:.2%}"
-    assert shown["test loss, last"] == f"{found['test-loss-last']:.4f}"
-    written = tomllib.loads((directory / "config.toml").read_text())["run"]
-    assert (written["algo"], written["lr"]) == ("scaffold", 0.05)
+        assert table[f"test accuracy, {end}"] == f"{values[f'test-accuracy-{end}']:.2%}"
+    assert table["test loss, last"] == f"{values['test-loss-last']:.4f}"
+    content = tomllib.loads((directory / "config.toml").read_text())["run"]
+    assert (content["algo"], content["lr"]) == ("scaffold", 0.05)
 
 
 def test_the_directory_of_an_unnamed_run_is_printed_without_control_codes(tmp_path: Path) -> None:
@@ -50,8 +50,8 @@ def test_the_directory_of_an_unnamed_run_is_printed_without_control_codes(tmp_pa
 def test_a_terminal_shows_a_bar_that_moves_with_the_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = io.StringIO()
-    console = Console(file=shown, force_terminal=True, width=100, markup=False)
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=100, markup=False)
     monkeypatch.setattr("fedaccord.cli.run.make_console", lambda: console)
     completed = []
     update = Progress.update
@@ -63,7 +63,7 @@ def test_a_terminal_shows_a_bar_that_moves_with_the_clients(
     monkeypatch.setattr(Progress, "update", follow)
     success(run(tmp_path))
     assert completed == [0, 0.5, 1, 1, 1.5, 2, 2]  # two of four clients a round
-    assert all(text in shown.getvalue() for text in ("\x1b[", "round 2/2", "seconds"))
+    assert all(text in output.getvalue() for text in ("\x1b[", "round 2/2", "seconds"))
 
 
 def test_flowers_warnings_are_shown_and_its_other_lines_are_not(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ def test_values_are_toml_or_else_strings(tmp_path: Path, monkeypatch: pytest.Mon
         "unknown=1": 1,
     }
     for pair, value in pairs.items():
-        (found,) = read_settings([pair], None).values()
-        assert (found, type(found)) == (value, type(value)), pair
+        (result,) = read_settings([pair], None).values()
+        assert (result, type(result)) == (value, type(value)), pair
 
 
 def test_pairs_replace_values_of_a_file(tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_a_key_given_twice_and_keys_without_effect_give_one_warning_each(tmp_pat
         "partition=pathological",
         "warning: fedprox.mu=0.1 has no effect: nothing reads it without algo=fedprox",
     ]
-    written = tomllib.loads((tmp_path / "runs" / "a" / "config.toml").read_text())["run"]
-    assert written["lr"] == 0.25
+    settings = tomllib.loads((tmp_path / "runs" / "a" / "config.toml").read_text())["run"]
+    assert settings["lr"] == 0.25
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_submit_waits_for_the_end(
     assert log == ["log", "7", "lab"]
     assert look == again == ["ls", "lab", "--run-id", "7", "--format", "json"]
     (config,) = flwr.configs()
-    assert config.pop("name").startswith("scaffold-digits-seed0-")  # that it may go on with
+    assert config.pop("name").startswith("scaffold-digits-seed0-")  # which resumes it by name
     assert config == {"algo": "scaffold", "out-dir": str(tmp_path / "mine"), "lr": 0.05}
 
 

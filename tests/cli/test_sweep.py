@@ -49,13 +49,13 @@ def test_a_sweep_shows_its_trials_and_its_winners(tmp_path: Path) -> None:
 
 
 def test_a_terminal_shows_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = io.StringIO()
-    console = Console(file=shown, force_terminal=True, width=120, markup=False)
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=120, markup=False)
     monkeypatch.setattr("fedaccord.cli.sweep.make_console", lambda: console)
     file = write(tmp_path, content({"algo": ["fedavg"], "lr": [0.05, 0.1]}))
     success(invoke("sweep", file, "--out", tmp_path / "out"))
-    assert "run 3/3" in shown.getvalue()
-    assert re.search(r"best \d+\.\d\d% ", shown.getvalue())
+    assert "run 3/3" in output.getvalue()
+    assert re.search(r"best \d+\.\d\d% ", output.getvalue())
 
 
 def test_a_dry_run_prints_the_budget_and_writes_nothing(tmp_path: Path) -> None:
@@ -83,12 +83,12 @@ def test_settings_after_the_file_replace_those_of_run(tmp_path: Path) -> None:
     result = success(invoke("sweep", file, "num-server-rounds=5", "local-steps=1", "--dry-run"))
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["fedavg", "tune", "2", "2", "10", "1", "step", "1"] in rows
-    for given, message in (
+    for word, message in (
         ("lr=0.3", f"lr: expected keys that [space] of {file} does not vary, got lr=0.3"),
         ("rounds=3", "unknown key 'rounds'"),
         ("seed=3", "seed: a sweep sets it for each of its runs"),
     ):
-        result = invoke("sweep", file, given, "--dry-run")
+        result = invoke("sweep", file, word, "--dry-run")
         assert (result.exit_code, result.stdout) == (2, "")
         assert message in result.stderr
 
@@ -175,9 +175,9 @@ def test_a_signal_also_ends_the_workers(tmp_path: Path, number: signal.Signals) 
         assert all('"interrupted"' in text for text in statuses)
 
 
-def until(done: Any) -> None:
+def until(condition: Any) -> None:
     end = time.monotonic() + 120
-    while not done():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
 

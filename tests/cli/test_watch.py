@@ -46,24 +46,24 @@ def test_a_sweep_counts_the_rounds_of_its_own_methods(tmp_path: Path) -> None:
 
 
 def test_the_watching_thread_ends_with_its_block() -> None:
-    told: list[int] = []
+    rounds: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watch, "ELSEWHERE", 0.01)
-        with watch.watched(Console(force_terminal=False), lambda: 7, told.append):
-            while not told:
+        with watch.watched(Console(force_terminal=False), lambda: 7, rounds.append):
+            while not rounds:
                 time.sleep(0.01)
-    number = len(told)
+    number = len(rounds)
     time.sleep(0.05)
-    assert told == [7] * number
+    assert rounds == [7] * number
 
 
 def test_the_progress_line() -> None:
     now = [0.0]
-    left = Eta(20, 120, lambda: now[0])
-    assert watch.progress(20, left) == "20 of 120 rounds"
+    eta = Eta(20, 120, lambda: now[0])
+    assert watch.progress(20, eta) == "20 of 120 rounds"
     now[0] = 80
-    assert watch.progress(60, left) == "60 of 120 rounds  0:02:00 left"
-    assert watch.progress(120, left) == "120 of 120 rounds"
+    assert watch.progress(60, eta) == "60 of 120 rounds  0:02:00 left"
+    assert watch.progress(120, eta) == "120 of 120 rounds"
 
 
 @pytest.mark.parametrize("command", ["reproduce", "sweep"])
@@ -79,8 +79,8 @@ def test_a_long_command_reports_its_rounds(
         result = invoke("sweep", file, "--out", tmp_path / "out")
         code, stdout = result.exit_code, result.stdout
     assert code == 0
-    found = [line.split() for line in stdout.splitlines() if " of " in line and "rounds" in line]
-    numbers = [int(line[0]) for line in found if line[1] == "of"]
+    lines = [line.split() for line in stdout.splitlines() if " of " in line and "rounds" in line]
+    numbers = [int(line[0]) for line in lines if line[1] == "of"]
     assert numbers, stdout
     assert numbers == sorted(numbers)
     assert numbers[-1] > 0

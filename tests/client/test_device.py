@@ -54,9 +54,9 @@ def test_a_device_reads_no_file_that_a_run_names(
 ) -> None:
     """Nothing is opened, and the line is the same whatever there is on the device."""
     monkeypatch.setattr("fedaccord.client_app.load_task", pytest.fail)
-    with pytest.raises(ValueError, match=r".") as refused:
+    with pytest.raises(ValueError, match=r".") as error:
         configured_task(context(run))
-    line = str(refused.value)
+    line = str(error.value)
     assert line.startswith("expected a node-config that names this node's data, got none: start")
     assert 'dataset="npz" data-dir=' in line
     assert "allow-server-data=true" in line
@@ -69,9 +69,9 @@ def test_a_run_names_no_partition_file(tmp_path: Path, monkeypatch: pytest.Monke
     run = {"partition": "file", "partition-file": str(tmp_path / "x"), "model": "linear"}
     monkeypatch.setattr("fedaccord.data.partition_file.read", pytest.fail)
     for node in ({"dataset": "digits"}, {"dataset": "npz"}):
-        with pytest.raises(ValueError, match="got partition=file: use another") as refused:
+        with pytest.raises(ValueError, match="got partition=file: use another") as error:
             configured_task(context(run, **node))
-        assert str(tmp_path) not in str(refused.value)
+        assert str(tmp_path) not in str(error.value)
     own = {"dataset": "npz", "data-dir": str(save(tmp_path / "14.npz", 14))}
     assert configured_task(context(run, **own)).num_examples(1) == 14
 
@@ -130,9 +130,9 @@ def test_data_that_the_node_names_is_read_and_nothing_else(tmp_path: Path) -> No
     run = {"dataset": "npz", "data-dir": str(save(tmp_path / "30.npz", 30)), "model": "linear"}
     assert configured_task(context(run, **{"data-dir": own})).num_examples(1) == 14
     for node in ({"dataset": "npz"}, {"dataset": "npz", "data-dir": ""}):
-        with pytest.raises((ValueError, FileNotFoundError)) as refused:
+        with pytest.raises((ValueError, FileNotFoundError)) as error:
             configured_task(context(run, **node))
-        assert run["data-dir"] not in str(refused.value)
+        assert run["data-dir"] not in str(error.value)
 
 
 @pytest.mark.parametrize("allow", [False, "true", 1])
@@ -146,9 +146,9 @@ def test_only_the_nodes_own_yes_is_one(allow: Any) -> None:
 
 
 def refused_import(run: dict[str, Any], **node: Any) -> str:
-    with pytest.raises(ValueError, match="this node imports nothing") as refused:
+    with pytest.raises(ValueError, match="this node imports nothing") as error:
         configured_task(context(run, **node))
-    return str(refused.value)
+    return str(error.value)
 
 
 def test_a_device_imports_nothing_because_of_a_run(
@@ -224,8 +224,8 @@ def test_a_simulation_reads_what_its_user_names(run: dict[str, Any]) -> None:
 
 def test_every_key_of_a_file_is_thought_of() -> None:
     """A new setting that names a path or a network is to be looked at here."""
-    known = {key for key in RunConfig.make({}).flat if key.endswith(("dir", "file"))}
-    assert known == {
+    keys = {key for key in RunConfig.make({}).flat if key.endswith(("dir", "file"))}
+    assert keys == {
         *("data-dir", "out-dir", "partition-file", "gossip.file", "state-dir"),
         "device-profile",  # read where clients are simulated
     }

@@ -76,14 +76,14 @@ def test_a_large_model_gives_the_same_replies_and_keeps_none_of_them(
 ) -> None:
     def visits() -> list[Any]:
         """Two with one model, evaluated after each, as in a simulation."""
-        model, found = FlatModel(network()), list[Any]()
+        model, vectors = FlatModel(network()), list[Any]()
         one, state = request(model), ClientState(torch.zeros(D))
         for _ in range(2):
             reply, state = local_round(one, state, Data(model, batches(), squares))
-            found.append((*reply.up, *state))
-            found.append([vector.clone() for vector in found[-1]])
+            vectors.append((*reply.up, *state))
+            vectors.append([vector.clone() for vector in vectors[-1]])
             evaluate(model, torch.ones(D), batches(1), F.cross_entropy)
-        return found
+        return vectors
 
     expected = visits()
     monkeypatch.setattr(flat_model, "LARGE", 0)

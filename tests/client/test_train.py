@@ -84,7 +84,7 @@ def message(rule: LocalRule | None = None, *plugins: Any, **values: Any) -> Mess
 
 
 def train(
-    sent: Message,
+    request: Message,
     data: Any,
     own: Context | None = None,
     model: nn.Module | None = None,
@@ -93,7 +93,7 @@ def train(
     """w_K and the metrics of one local round."""
     own = own or context()
     more = {"loss": half_square, **more}
-    reply = train_locally(sent, own, model=model or linear(), batches=data, **more)
+    reply = train_locally(request, own, model=model or linear(), batches=data, **more)
     metrics = dict(reply.content.metric_records["metrics"])
     return to_tensor(reply.content.array_records["up"]["w"]), metrics
 
@@ -119,35 +119,35 @@ def close(a: Tensor, b: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("epochs", "steps", "taken", "examples"),
+    ("epochs", "steps", "indices", "examples"),
     [
         (1, 0, [0, 1, 2], 9),
         (3, 0, [0, 1, 2] * 3, 9),
         (3, 2, [0, 1], 9),  # steps count where both are given
         (1, 3, [0, 1, 2], 9),
-        (1, 8, [0, 1, 2, 0, 1, 2, 0, 1], 9),  # steps go on beyond one pass
+        (1, 8, [0, 1, 2, 0, 1, 2, 0, 1], 9),  # steps continue beyond one pass
     ],
 )
 def test_epochs_or_steps_over_a_list_of_batches(
-    epochs: int, steps: int, taken: list[int], examples: int
+    epochs: int, steps: int, indices: list[int], examples: int
 ) -> None:
     data = batches(4, 4, 1)
     w_K, metrics = train(message(local_epochs=epochs, local_steps=steps), data)
-    expected, losses = walk([data[k] for k in taken])
+    expected, losses = walk([data[k] for k in indices])
     close(w_K, expected)
-    assert metrics["steps"] == len(taken)
+    assert metrics["steps"] == len(indices)
     assert metrics["num-examples"] == examples  # of one pass, also of one that is cut short
     assert metrics["train-loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-12)
 
 
-@pytest.mark.parametrize(("epochs", "steps", "taken"), [(2, 0, 6), (1, 4, 4), (1, 2, 2)])
-def test_epochs_or_steps_over_a_data_loader(epochs: int, steps: int, taken: int) -> None:
+@pytest.mark.parametrize(("epochs", "steps", "number"), [(2, 0, 6), (1, 4, 4), (1, 2, 2)])
+def test_epochs_or_steps_over_a_data_loader(epochs: int, steps: int, number: int) -> None:
     x, y = torch.cat([b[0] for b in batches(9)]), torch.cat([b[1] for b in batches(9)])
     loader = DataLoader(TensorDataset(x, y), batch_size=4)
     w_K, metrics = train(message(local_epochs=epochs, local_steps=steps), loader)
     pieces = list(zip(x.split(4), y.split(4), strict=True))
-    close(w_K, walk((pieces * 2)[:taken])[0])
-    assert metrics["steps"] == taken
+    close(w_K, walk((pieces * 2)[:number])[0])
+    assert metrics["steps"] == number
     assert metrics["num-examples"] == 9
     even = DataLoader(TensorDataset(x, y), batch_size=4, drop_last=True)
     assert train(message(local_steps=1), even)[1]["num-examples"] == 8
@@ -155,16 +155,16 @@ def test_epochs_or_steps_over_a_data_loader(epochs: int, steps: int, taken: int)
 
 
 def test_no_step_is_prepared_that_is_not_taken() -> None:
-    drawn: list[int] = []
+    calls: list[int] = []
 
     class Watched:
         def __iter__(self) -> Iterator[Batch]:
             for k, batch in enumerate(batches(4, 4, 1)):
-                drawn.append(k)
+                calls.append(k)
                 yield batch
 
     train(message(local_steps=4), Watched())
-    assert drawn == [0, 1, 2, 0]
+    assert calls == [0, 1, 2, 0]
 
 
 def test_the_number_of_examples_may_be_given() -> None:
@@ -196,29 +196,29 @@ def test_rates_come_with_the_message() -> None:
 
 def test_precision_comes_with_the_message() -> None:
     assert train(message(), batches(4))[0].dtype == torch.float64
-    sent = message(precision="float32")
-    sent.content["down"] = pack(Model(W.float()))
+    request = message(precision="float32")
+    request.content["down"] = pack(Model(W.float()))
     single = [(x.float(), y.float()) for x, y in batches(4)]
-    w_K, _ = train(sent, single)
+    w_K, _ = train(request, single)
     assert w_K.dtype == torch.float32
     torch.testing.assert_close(w_K.double(), walk(batches(4))[0], rtol=1e-5, atol=1e-6)
 
 
 def test_the_vectors_of_a_message_are_not_changed() -> None:
-    sent = message(local_epochs=5, weight_decay=0.1)
-    train(sent, batches(4, 4))
-    assert torch.equal(to_tensor(sent.content["down"]["w"]), W)
+    request = message(local_epochs=5, weight_decay=0.1)
+    train(request, batches(4, 4))
+    assert torch.equal(to_tensor(request.content["down"]["w"]), W)
     assert W.tolist() == [1, -2]
 
 
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def refused(line: str, sent: Message, data: Any, **more: Any) -> None:
+def refused(line: str, request: Message, data: Any, **more: Any) -> None:
     """The round raises ValueError with one line that begins like this, and keeps no state."""
     own = context()
     with pytest.raises(ValueError, match=r".") as error:
-        train(sent, data, own, **more)
+        train(request, data, own, **more)
     assert str(error.value).startswith(line)
     assert "\n" not in str(error.value)
     assert not own.state
@@ -274,13 +274,13 @@ def test_a_message_of_another_strategy_is_refused() -> None:
 
 
 def test_a_rule_that_this_client_does_not_know_is_refused() -> None:
-    sent = message()
-    config = sent.content.config_records["config"]
+    request = message()
+    config = request.content.config_records["config"]
     fields = json.loads(str(config["instruction"]))
     half = json.loads(fields["half"]) | {"rule": {"class": "antigravity:Rule"}}
     fields["half"] = json.dumps(half)
     config["instruction"] = json.dumps(fields)
-    refused("expected a message with a LocalRule that this client knows", sent, batches(4))
+    refused("expected a message with a LocalRule that this client knows", request, batches(4))
 
 
 def test_divergence_is_told_with_its_step_size() -> None:
@@ -296,23 +296,23 @@ class Failing(FedDynClient):
     """Fails after all the work is done, from round 1 on."""
 
     def remember(self, read: Model, down: Model, state: ClientState, result: LocalResult) -> Any:
-        found = super().remember(read, down, state, result)
+        next_state = super().remember(read, down, state, result)
         if state.lam.any():
             raise RuntimeError("the disk is full")
-        return found
+        return next_state
 
 
 def test_state_is_written_last() -> None:
     own = context()
     train(message(Failing(0.5)), batches(4), own)
     before = own.state.copy()
-    kept = to_tensor(own.state.array_records[store.STATE]["lam"]).clone()
-    assert kept.any()
+    lam = to_tensor(own.state.array_records[store.STATE]["lam"]).clone()
+    assert lam.any()
     for data, error in ((batches(4), RuntimeError), ([], ValueError)):
         with pytest.raises(error):
             train(message(Failing(0.5), round=1, accepted=0), data, own)
         assert dict(own.state) == dict(before)
-        assert torch.equal(to_tensor(own.state[store.STATE]["lam"]), kept)
+        assert torch.equal(to_tensor(own.state[store.STATE]["lam"]), lam)
 
 
 def test_state_of_one_round_is_where_the_next_begins() -> None:
@@ -354,11 +354,11 @@ def test_a_client_whose_step_was_not_accepted_goes_back() -> None:
         train(message(rule), data, own)
     train(message(rule, round=1, accepted=0), data, one)  # its reply is lost
     again = message(rule, round=2, accepted=0)
-    found = [train(again, data, own)[0] for own in (one, other, one)]
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
-    kept = [store.ContextStore(own).load(0) for own in (one, other)]
-    for memory in kept:
+    models = [train(again, data, own)[0] for own in (one, other, one)]
+    assert torch.equal(models[0], models[1])
+    assert torch.equal(models[0], models[2])
+    memories = [store.ContextStore(own).load(0) for own in (one, other)]
+    for memory in memories:
         assert (memory.latest.round, memory.before.round) == (2, 0)
 
 
@@ -381,15 +381,15 @@ def test_random_numbers_of_batches_are_those_of_seed_round_and_client() -> None:
     (x, _), y = *batches(8), torch.arange(8) % 2
     data = DataLoader(Noisy(x, y), batch_size=4, shuffle=True)
     usual = {"model": nn.Linear(2, 2), "loss": functional.cross_entropy}  # needs no autograd
-    found = []
+    models = []
     for round in (0, 0, 1):
-        sent = message(round=round, shapes=((2, 2), (2,)))
-        sent.content["down"] = pack(Model(torch.zeros(6, dtype=torch.float64)))
-        found.append(train(sent, data, **usual)[0])
+        request = message(round=round, shapes=((2, 2), (2,)))
+        request.content["down"] = pack(Model(torch.zeros(6, dtype=torch.float64)))
+        models.append(train(request, data, **usual)[0])
         np.random.seed(round)
         random.seed(round)
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
+    assert torch.equal(models[0], models[1])
+    assert not torch.equal(models[0], models[2])
 
 
 def test_batches_in_dicts_train_as_pairs_do() -> None:
@@ -397,8 +397,8 @@ def test_batches_in_dicts_train_as_pairs_do() -> None:
         reply = train_locally(
             message(), context(), model=linear(), batches=some, loss=half_square, **more
         )
-        found: Any = read_reply(reply.content, ClientHalf(FedAvgClient()))
-        w: Tensor = found.up.w
+        content: Any = read_reply(reply.content, ClientHalf(FedAvgClient()))
+        w: Tensor = content.up.w
         return w
 
     pairs = batches(4, 3)
@@ -406,8 +406,8 @@ def test_batches_in_dicts_train_as_pairs_do() -> None:
     rows = [{"a": x[:, :1], "b": x[:, 1:], "y": y, "name": ["row"] * len(y)} for x, y in pairs]
 
     def forward(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        found: Tensor = model(torch.cat([batch["a"], batch["b"]], 1))
-        return found
+        output: Tensor = model(torch.cat([batch["a"], batch["b"]], 1))
+        return output
 
     want = trained(pairs)
     assert not torch.equal(want, W)

@@ -129,13 +129,13 @@ def simulated_reason(error: Exception) -> str:
     node: Any = SimpleNamespace(retrieve_context=lambda run_id: None)
     backend: Any = SimpleNamespace(process_message=fail)
     metrics: Any = SimpleNamespace(add_clientapp_runtime=lambda seconds: None)
-    asked: queue.Queue[Message] = queue.Queue()
+    requests: queue.Queue[Message] = queue.Queue()
     replies: queue.Queue[Message] = queue.Queue()
     over = threading.Event()
     with Net():
-        asked.put(Message(handshake(), 7, MessageType.TRAIN))
+        requests.put(Message(handshake(), 7, MessageType.TRAIN))
         words = {
-            "messageins_queue": asked,
+            "messageins_queue": requests,
             "messageres_queue": replies,
             "node_info_store": {7: node},
             "backend": backend,
@@ -155,19 +155,19 @@ def test_a_worker_that_died_is_known_by_the_class_of_its_error() -> None:
     assert not flower.is_dead_worker(simulated_reason(ClientAppException("no data")))
 
 
-@pytest.mark.parametrize("said", ["expected a number, got 'x'", "two\nlines"])
-def test_the_words_around_a_clients_own(said: str) -> None:
+@pytest.mark.parametrize("text", ["expected a number, got 'x'", "two\nlines"])
+def test_the_words_around_a_clients_own(text: str) -> None:
     """The class of the error, in a simulation within a class of Flower's; in process neither."""
     from flwr.server.superlink.fleet.vce import vce_api
     from flwr.supernode.runtime import run_clientapp
 
     for module in (run_clientapp, vce_api):
         assert """reason = str(type(ex)) + ":<'" + str(ex) + "'>\"""" in inspect.getsource(module)
-    line = said.splitlines()[-1]
-    assert last_line(simulated_reason(ClientAppException(said))) == line
-    assert last_line(simulated_reason(ValueError(said))) == line
-    assert last_line(str(ClientAppException(said))) == line
-    assert flower.raised_message(said) == said
+    line = text.splitlines()[-1]
+    assert last_line(simulated_reason(ClientAppException(text))) == line
+    assert last_line(simulated_reason(ValueError(text))) == line
+    assert last_line(str(ClientAppException(text))) == line
+    assert flower.raised_message(text) == text
 
 
 def test_an_app_without_a_function_for_a_message_says_so() -> None:
@@ -192,12 +192,12 @@ def test_the_words_of_a_run_that_lost_its_server() -> None:
     from flwr.supercore.corestate import in_memory_corestate, sql_corestate
     from flwr.superlink.runtime import run_serverapp
 
-    lost = "No heartbeat received from the task"
-    assert f'"{lost}"' in inspect.getsource(in_memory_corestate)
-    assert f'"{lost}"' in inspect.getsource(sql_corestate)
+    reason = "No heartbeat received from the task"
+    assert f'"{reason}"' in inspect.getsource(in_memory_corestate)
+    assert f'"{reason}"' in inspect.getsource(sql_corestate)
     unknown = "Task failed with unknown error."
     assert f'"{unknown}"' in inspect.getsource(run_serverapp)
-    assert flower.has_lost_superlink(lost)
+    assert flower.has_lost_superlink(reason)
     assert flower.has_lost_superlink(unknown)
     assert not flower.has_lost_superlink("ServerApp failed with exception: lr is too large")
 
@@ -226,9 +226,9 @@ def test_the_local_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         local_superlink, "_get_local_superlink_paths", lambda: (Path("a.db"), Path("a.log"))
     )
-    with pytest.raises(Started) as started:
+    with pytest.raises(Started) as error:
         local_superlink._start_local_superlink()
-    command: list[str] = started.value.args[0]
+    command: list[str] = error.value.args[0]
     assert command[0] == flower.LOCAL_PROGRAM
     at = command.index(flower.LOCAL_PORT_OPTION)
     assert command[at + 1] == constant.LOCAL_SUPERLINK_HTTP_API_PORT
@@ -250,8 +250,8 @@ def test_shares_of_a_secret_and_keys_of_pairs() -> None:
     key = crypto.generate_shared_key(one, two.public_key())
     assert key == crypto.generate_shared_key(two, one.public_key())
     expected = HKDF(algorithm=SHA256(), length=32, salt=None, info=None)
-    exchanged = one.exchange(ec.ECDH(), two.public_key())
-    assert base64.urlsafe_b64decode(key) == expected.derive(exchanged)
+    agreement = one.exchange(ec.ECDH(), two.public_key())
+    assert base64.urlsafe_b64decode(key) == expected.derive(agreement)
     assert Fernet(key).decrypt(crypto.encrypt(key, secret)) == secret
     assert crypto.decrypt(key, Fernet(key).encrypt(secret)) == secret
 
@@ -298,14 +298,14 @@ def test_a_message_waits_for_the_context_of_the_one_before(
     loop = inspect.getsource(start_client_internal)
     assert loop.count("_push_messages(\n                state=state,") == 1
 
-    seen = list[str]()
+    events = list[str]()
 
     def store(request: Any, state: Any, task: Any) -> None:
         assert state.finish_task(task.task_id, "completed", "")
         time.sleep(0.3)
-        seen.append("context")
+        events.append("context")
 
-    monkeypatch.setattr(start_client_internal, "_push_messages", lambda **_: seen.append("reply"))
+    monkeypatch.setattr(start_client_internal, "_push_messages", lambda **_: events.append("reply"))
     monkeypatch.setattr(runtime_handlers, "push_task_output", store)
     flower.await_contexts()
     state: Any = NodeStateFactory(objectstore_factory=ObjectStoreFactory()).state()
@@ -316,7 +316,7 @@ def test_a_message_waits_for_the_context_of_the_one_before(
     threading.Timer(0.3, runtime_handlers.push_task_output, words).start()
     arguments: dict[str, Any] = dict.fromkeys(("object_store", "send", "push_object"))
     start_client_internal._push_messages(state=state, **arguments)
-    assert seen == ["reply", "context"]
+    assert events == ["reply", "context"]
 
 
 def test_a_warm_process_has_imported_what_a_connection_needs() -> None:
@@ -354,17 +354,17 @@ def test_flowers_own_waits_stay_if_they_are_asked_for(
 ) -> None:
     from flwr.supernode import cli, start_client_internal
 
-    seen: list[Any] = []
+    values: list[Any] = []
     monkeypatch.setattr(sys, "argv", ["x"])
     monkeypatch.setattr(start_client_internal, "time", time)
     monkeypatch.setattr(
-        cli, "flower_supernode", lambda: seen.extend((start_client_internal.time, *sys.argv))
+        cli, "flower_supernode", lambda: values.extend((start_client_internal.time, *sys.argv))
     )
     monkeypatch.setattr(flower, "await_contexts", lambda: None)
     flower.run_supernode(["--insecure"], short_pauses=short)
-    assert isinstance(seen[0], flower.Pauses) == short
-    assert seen[0] is time or short
-    assert seen[1:] == ["flower-supernode", "--insecure"]
+    assert isinstance(values[0], flower.Pauses) == short
+    assert values[0] is time or short
+    assert values[1:] == ["flower-supernode", "--insecure"]
 
 
 # --- a SuperLink's HTTP interface -----------------------------------------------------------------
@@ -390,8 +390,8 @@ def authenticate(request: flower.HttpRequest) -> None:
 
     body = ActivateNodeRequest.FromString(request.body)
     state = SimpleNamespace(protobuf_request=body)
-    received: Any = SimpleNamespace(headers=request.headers, state=state)
-    authenticate_node(received)
+    flower_request: Any = SimpleNamespace(headers=request.headers, state=state)
+    authenticate_node(flower_request)
 
 
 def test_the_paths() -> None:
@@ -399,9 +399,9 @@ def test_the_paths() -> None:
     from flwr.superlink.routers.fleet.router import router as fleet
 
     path = flower.activation_request(b"", "", b"").path
-    for router, wanted, method in ((health, flower.HEALTH, "GET"), (fleet, path, "POST")):
+    for router, url, method in ((health, flower.HEALTH, "GET"), (fleet, path, "POST")):
         routes: list[Any] = [*router.routes]
-        assert any(route.path == wanted and method in route.methods for route in routes)
+        assert any(route.path == url and method in route.methods for route in routes)
 
 
 def test_a_superlink_takes_the_signature_of_a_device(key: Path) -> None:
@@ -429,15 +429,15 @@ def test_a_key_is_looked_for_and_nothing_changes(key: Path, node: int | None, st
     from flwr.supercore.error.catalog import API_ERROR_MAP
     from flwr.superlink.servicer.fleet.fleet_handlers import activate_node
 
-    asked = ActivateNodeRequest.FromString(activation(key, flower.signed_time()).body)
-    looked: list[bytes] = []
+    request = ActivateNodeRequest.FromString(activation(key, flower.signed_time()).body)
+    keys: list[bytes] = []
 
     def find(public: bytes) -> int | None:
-        looked.append(public)
+        keys.append(public)
         return node
 
     state: Any = SimpleNamespace(get_node_id_by_public_key=find)  # has nothing that changes it
-    with pytest.raises(FlowerError) as refused:
-        activate_node(asked, state)
-    assert API_ERROR_MAP[refused.value.code].http_status_code == status
-    assert looked == [certificates.public_key(key)]
+    with pytest.raises(FlowerError) as error:
+        activate_node(request, state)
+    assert API_ERROR_MAP[error.value.code].http_status_code == status
+    assert keys == [certificates.public_key(key)]

@@ -58,8 +58,8 @@ class SuperLink:
         reply.metadata.__dict__["_message_id"] = reply.object_id
         session, bare = self.state.start_session(self.run_id), remove_content_from_message(reply)
         parts, tree = get_all_nested_objects(reply), get_object_tree(reply)
-        stored, missing = self.state.store_message_and_object_tree(bare, tree, session)
-        assert stored
+        success, missing = self.state.store_message_and_object_tree(bare, tree, session)
+        assert success
         assert missing[-1] == reply.object_id  # the last part
         for k, part in enumerate(missing):
             yield k
@@ -92,17 +92,17 @@ TTL = "OBJECT_PUSH_SESSION_TTL_SECONDS"
 VALUES = np.random.default_rng(0).normal(size=(2, 10**6))  # of a reply: two parts, and its records
 
 
-def replies(found: Any) -> dict[str, np.ndarray]:
-    found = [*found]
-    assert not any(reply.has_error() for reply in found)
-    return {r.metadata.reply_to_message_id: r.content["w"]["w"].numpy() for r in found}
+def replies(messages: Any) -> dict[str, np.ndarray]:
+    messages = [*messages]
+    assert not any(reply.has_error() for reply in messages)
+    return {r.metadata.reply_to_message_id: r.content["w"]["w"].numpy() for r in messages}
 
 
 def test_an_incomplete_reply_delays_no_other_one(link: SuperLink, grid: HttpGrid) -> None:
     slow, fast = sent(link, grid)
     ids = [slow.metadata.message_id, fast.metadata.message_id]
-    begun = link.upload(slow, VALUES[0])
-    next(begun)
+    transfer = link.upload(slow, VALUES[0])
+    next(transfer)
     assert [*link.upload(fast, VALUES[1])]
     start = time.monotonic()
     first = replies(uploads.pull_messages(grid, ids))
@@ -110,7 +110,7 @@ def test_an_incomplete_reply_delays_no_other_one(link: SuperLink, grid: HttpGrid
     assert first.keys() == {ids[1]}
     assert np.array_equal(first[ids[1]], VALUES[1])
     whole = {*link.pulled}
-    for _ in begun:  # a part more each time
+    for _ in transfer:  # a part more each time
         assert not replies(uploads.pull_messages(grid, ids[:1]))
     assert {*link.pulled} == whole  # no part is fetched before the last one has arrived
     last = replies(uploads.pull_messages(grid, ids[:1]))
@@ -123,13 +123,13 @@ def test_a_reply_whose_last_part_came_before_another_one_is_left_for_the_next_ca
 ) -> None:
     """A SuperNode sends two parts at a time."""
     slow, _ = sent(link, grid)
-    begun = link.upload(slow, VALUES[0])
-    next(begun)
+    transfer = link.upload(slow, VALUES[0])
+    next(transfer)
     monkeypatch.setattr(uploads._Client, "_has_last_part", lambda *_: True)
     start = time.monotonic()
     assert not replies(uploads.pull_messages(grid, [slow.metadata.message_id]))
     assert time.monotonic() - start < 5
-    assert [*begun]
+    assert [*transfer]
     assert replies(uploads.pull_messages(grid, [slow.metadata.message_id]))
 
 

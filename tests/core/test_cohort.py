@@ -115,7 +115,7 @@ def test_the_rounds_whose_state_a_client_needs() -> None:
     model of round 2, and its reply was used two rounds later; client 3 is at work since round 6."""
     accepted, delays = torch.tensor([3, -1, 2, -1]), torch.tensor([0, 2, 2, 0])
     assert seen(accepted, None, ()) is None  # synchronous: those of ``accepted``
-    found = seen(accepted, delays, [Visit(3, 6, -1, None)])
-    assert found is not None
-    assert sorted(found.tolist()) == [-1, -1, 1, 3, 3, 4, 5]
-    assert found.dtype == torch.int64
+    rounds = seen(accepted, delays, [Visit(3, 6, -1, None)])
+    assert rounds is not None
+    assert sorted(rounds.tolist()) == [-1, -1, 1, 3, 3, 4, 5]
+    assert rounds.dtype == torch.int64

@@ -98,12 +98,12 @@ def test_a_perplexity_beyond_the_floats_is_infinite() -> None:
     ],
 )
 def test_the_setting(names: str, of_classes: bool, expected: Any) -> None:
-    chosen = partial(select, names, of_classes)
+    choose = partial(select, names, of_classes)
     if isinstance(expected, str):
         with pytest.raises(ValueError, match=expected):
-            chosen()
+            choose()
     else:
-        assert [*chosen()] == expected
+        assert [*choose()] == expected
 
 
 @pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.of_classes])

@@ -70,10 +70,10 @@ def test_a_function_gets_what_it_has_parameters_for(
     ],
 )
 def test_what_is_wrong_is_one_line(package: str, name: str, line: str) -> None:
-    with pytest.raises(ValueError, match=line.replace("{}", package)) as refused:
+    with pytest.raises(ValueError, match=line.replace("{}", package)) as error:
         named.call("model", name.replace("{}", package), OFFERED)
-    assert str(refused.value).startswith("model: ")
-    assert "\n" not in str(refused.value)
+    assert str(error.value).startswith("model: ")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

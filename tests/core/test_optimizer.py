@@ -97,8 +97,8 @@ def test_one_client_takes_pytorchs_steps(name: str, schedule: str, state: str) -
         local_optimizer=MADE[name][0],
         **settings(schedule=schedule, state=state, lr=LR, weight_decay=WD, local_steps=K),
     )
-    found = federate(method, ALONE, W0, [[0]] * T).weights[-1]
-    torch.testing.assert_close(found, by_torch(name, schedule, state), rtol=1e-12, atol=1e-12)
+    weights = federate(method, ALONE, W0, [[0]] * T).weights[-1]
+    torch.testing.assert_close(weights, by_torch(name, schedule, state), rtol=1e-12, atol=1e-12)
 
 
 def settings(schedule: str = "constant", state: str = "reset", **more: Any) -> dict[str, Any]:
@@ -108,11 +108,11 @@ def settings(schedule: str = "constant", state: str = "reset", **more: Any) -> d
 
 @pytest.mark.parametrize("name", ["momentum", "nesterov", "adamw"])
 def test_kept_vectors_make_of_T_rounds_one_run(name: str) -> None:
-    kept = S.FedAvg(local_optimizer=MADE[name][0], **settings(state="keep", local_steps=K, lr=LR))
+    method = S.FedAvg(local_optimizer=MADE[name][0], **settings(state="keep", local_steps=K, lr=LR))
     once = S.FedAvg(local_optimizer=MADE[name][0], **settings(local_steps=T * K, lr=LR))
     reset = S.FedAvg(local_optimizer=MADE[name][0], **settings(local_steps=K, lr=LR))
     whole = federate(once, ALONE, W0, [[0]]).weights[-1]
-    assert torch.equal(federate(kept, ALONE, W0, [[0]] * T).weights[-1], whole)
+    assert torch.equal(federate(method, ALONE, W0, [[0]] * T).weights[-1], whole)
     assert not torch.allclose(federate(reset, ALONE, W0, [[0]] * T).weights[-1], whole)
 
 
@@ -131,11 +131,11 @@ def test_no_momentum_is_sgd(schedule: str) -> None:
     torch.testing.assert_close(plain, none, rtol=1e-14, atol=1e-14)
 
 
-@pytest.mark.parametrize("given", ["adamw", Momentum])
-def test_an_optimiser_that_is_none_is_one_line(given: Any) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", Momentum])
+def test_an_optimiser_that_is_none_is_one_line(optimizer: Any) -> None:
     line = r"^local_optimizer: expected one as AdamW\(beta1=0.8\), got .*; optimizer='adamw'"
     with pytest.raises(ValueError, match=line):
-        S.FedAvg(local_optimizer=given)
+        S.FedAvg(local_optimizer=optimizer)
 
 
 def test_sgd_has_no_subclasses() -> None:
@@ -153,8 +153,8 @@ def test_the_sum_of_the_rates_is_known_beforehand(name: str, floor: float, steps
     assert sum(rates) == pytest.approx(schedule.total(steps, LR), rel=1e-12)
     assert rates[0] == pytest.approx(LR, rel=1e-15)
     x = np.arange(steps) / steps
-    fallen = {"linear": 1 - x, "cosine": (1 + np.cos(np.pi * x)) / 2}.get(name, np.ones(steps))
-    np.testing.assert_allclose(rates, LR * (floor + (1 - floor) * fallen))
+    factors = {"linear": 1 - x, "cosine": (1 + np.cos(np.pi * x)) / 2}.get(name, np.ones(steps))
+    np.testing.assert_allclose(rates, LR * (floor + (1 - floor) * factors))
 
 
 def plain_config(steps: int) -> LocalConfig:
@@ -180,11 +180,11 @@ def run_both(
     name: str, optimizer: str, state: str, schedule: str, **more: Any
 ) -> tuple[History, problem.History]:
     kind, reference, own, theirs, _ = REFERENCES[name]
-    made = {"momentum": Momentum, "adamw": AdamW}[optimizer](**OPTIONS[optimizer])
+    inner = {"momentum": Momentum, "adamw": AdamW}[optimizer](**OPTIONS[optimizer])
     cls = {"momentum": dense.Momentum, "adamw": dense.AdamW}[optimizer]
     steps = {k: v for k, v in COMMON.items() if k != "local_steps"}
-    method = kind(local_optimizer=made, **settings(schedule, state, **steps, **own, **more))
-    found = federate(method, SHARED, W0, SOME, local_steps=COMMON["local_steps"])
+    method = kind(local_optimizer=inner, **settings(schedule, state, **steps, **own, **more))
+    history = federate(method, SHARED, W0, SOME, local_steps=COMMON["local_steps"])
     expected = reference(
         SHARED,
         W0,
@@ -195,7 +195,7 @@ def run_both(
         **theirs,
         **COMMON,
     )
-    return found, expected
+    return history, expected
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -205,14 +205,14 @@ def test_a_method_with_an_optimizer_is_its_dense_reference(
     name: str, optimizer: str, state: str
 ) -> None:
     schedule = "cosine" if state == "keep" else "constant"
-    found, expected = run_both(name, optimizer, state, schedule)
-    close(found.weights, expected.weights)
-    seen = sorted({i for cohort in SOME for i in cohort})
+    history, expected = run_both(name, optimizer, state, schedule)
+    close(history.weights, expected.weights)
+    active = sorted({i for cohort in SOME for i in cohort})
     if field := REFERENCES[name][4]:
-        vectors = client_vectors([found.clients[i] for i in seen], field)
-        close(vectors, expected.clients[field][seen])
+        vectors = client_vectors([history.clients[i] for i in active], field)
+        close(vectors, expected.clients[field][active])
     for field, vector in expected.extra.items():
-        close(getattr(found.server[-1], field), vector)
+        close(getattr(history.server[-1], field), vector)
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fedgamma", "fedcm", "mofedsam"])
@@ -245,8 +245,8 @@ def test_falling_rates_add_up_to_another_divisor(name: str, schedule: str) -> No
     if graph:
         own |= {"plugins": (Gossip(topology="full"),), "fraction_train": 1.0}
     common = settings(schedule, lr=1e-5, weight_decay=0.0, local_steps=4)
-    found = federate(S.METHODS[name](**common, **own), SHARED, W0, [[*range(C)]])
-    for node in [*found.server[-1]] if graph else [found.server[-1]]:
+    history = federate(S.METHODS[name](**common, **own), SHARED, W0, [[*range(C)]])
+    for node in [*history.server[-1]] if graph else [history.server[-1]]:
         close(node[0], SHARED.full_grad(W0), 1e-3)
 
 
@@ -275,9 +275,9 @@ def test_moments_of_a_model_of_hidden_matrices_are_finite() -> None:
     w, d = torch.ones(6), torch.arange(6.0)
     own = MUON.init(w)
     MUON.step(w, d, own, LR, WD, config)
-    sent = MUON.upload(own, config)
+    upload = MUON.upload(own, config)
     assert own.n.item() == 1
-    assert all(part.isfinite().all() for part in sent if part is not None)
+    assert all(part.isfinite().all() for part in upload if part is not None)
 
 
 def directions(n: int, rows: tuple[int, ...] = ()) -> list[Tensor]:
@@ -351,7 +351,7 @@ def test_a_cohort_takes_the_steps_of_its_clients(optimizer: Optimizer) -> None:
     tolerance = 2e-2 if isinstance(optimizer, Muon) else 1e-6  # bfloat16
     for i in range(3):
         torch.testing.assert_close(together[i], alone[i][0], rtol=tolerance, atol=tolerance)
-    sent = optimizer.upload(own, config)
+    upload = optimizer.upload(own, config)
     for i, (_, own_i) in enumerate(alone):
-        for a, b in zip(sent, optimizer.upload(own_i, config), strict=True):
+        for a, b in zip(upload, optimizer.upload(own_i, config), strict=True):
             torch.testing.assert_close(a[i], b, rtol=1e-5, atol=1e-6)

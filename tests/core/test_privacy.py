@@ -21,8 +21,8 @@ BARE = Privacy(0, 0.0, 1e30, Q, False)
 READS_SUMS = [
     name
     for name, kind in METHODS.items()
-    if not (built := kind(fraction_train=1.0, local_steps=1)).beyond_sums
-    and not built.topology.is_decentralised
+    if not (method := kind(fraction_train=1.0, local_steps=1)).beyond_sums
+    and not method.topology.is_decentralised
 ]
 
 

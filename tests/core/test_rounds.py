@@ -62,16 +62,16 @@ def rounds(method: FederatedStrategy) -> Iterator[tuple[Any, Any]]:
             if i not in states:
                 states[i] = half.init(down.w, s.w_init if s.w_init is not None else s.w, config)
             before = copy.deepcopy((s, down, states[i]))
-            done = client_round(half, down, states[i], config, solver(i))
+            result = client_round(half, down, states[i], config, solver(i))
             yield (s, down, states[i]), before
-            states[i] = done.state
-            received = half.decode(done.up, down, torch.empty(D, device="meta"))
-            replies.append(Reply(i, received.up, 2, 5, received.w_i0))
+            states[i] = result.state
+            decoded = half.decode(result.up, down, torch.empty(D, device="meta"))
+            replies.append(Reply(i, decoded.up, 2, 5, decoded.w_i0))
         before = copy.deepcopy((s, replies))
-        done = server_round(method, half, s, replies)
+        result = server_round(method, half, s, replies)
         yield (s, replies), before
-        assert (done.state.t, done.state.failed) == (s.t + 1, 0)
-        s = done.state
+        assert (result.state.t, result.state.failed) == (s.t + 1, 0)
+        s = result.state
 
 
 def vectors(value: Any) -> list[Tensor]:
@@ -117,14 +117,14 @@ def test_a_failed_round_keeps_everything_but_the_round() -> None:
     assert isinstance(later, RoundState)
 
 
-@pytest.mark.parametrize(("name", "kept"), [("fedinit", True), ("fedavg", False)])
-def test_w_init_is_kept_where_a_late_client_reads_it(name: str, kept: bool) -> None:
+@pytest.mark.parametrize(("name", "is_kept"), [("fedinit", True), ("fedavg", False)])
+def test_w_init_is_kept_where_a_late_client_reads_it(name: str, is_kept: bool) -> None:
     method = METHODS[name]()
     half, w = method.client_half(), torch.zeros(D)
     s = first_state(method, w, CLIENTS)
     for i in range(CLIENTS):
         s = server_round(method, half, s, [Reply(i, half.rule.sends(torch.ones(D)), 1, 1)]).state
-        assert (s.w_init is w) == kept
+        assert (s.w_init is w) == is_kept
     assert s.accepted.tolist() == [0, 1, 2]
 
 
@@ -133,15 +133,15 @@ def test_a_client_that_lost_its_state_is_forgotten(name: str) -> None:
     method = METHODS[name]()
     half, s = method.client_half(), first_state(method, torch.zeros(D), CLIENTS)
     s = s._replace(t=4, accepted=torch.tensor([3, -1, 2]))
-    found = forget(method, half, s, [0])
-    assert found.accepted.tolist() == [-1, -1, 2]
-    assert found._replace(accepted=s.accepted) == s
+    state = forget(method, half, s, [0])
+    assert state.accepted.tolist() == [-1, -1, 2]
+    assert state._replace(accepted=s.accepted) == s
     assert s.accepted.tolist() == [3, -1, 2]
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "afedpd", "fedadmm", "fedsmoo", "fedspeed"])
 def test_where_the_server_sums_up_what_clients_keep_all_begin_anew(name: str) -> None:
-    """Nobody knows what a lost client's part of the sum was."""
+    """The server cannot know what a lost client's part of the sum was."""
     method = METHODS[name]()
     w = torch.linspace(-1, 1, D)
     half, s = method.client_half(), first_state(method, w, CLIENTS)
@@ -149,12 +149,12 @@ def test_where_the_server_sums_up_what_clients_keep_all_begin_anew(name: str) ->
         ups = [half.rule.sends(*[w + i] * len(half.rule.sends._fields)) for i in range(CLIENTS)]
         replies = [Reply(i, up, 1, 1) for i, up in enumerate(ups)]
         s = server_round(method, half, s, replies).state
-    found, headline = forget(method, half, s, [1]), method.output_model(s.w, s.server)
-    assert found.accepted.tolist() == [-1] * CLIENTS
-    assert found.t == 2
-    assert torch.equal(found.w, headline)
-    assert torch.equal(found.w_init, headline)
-    assert not any(v.any() for _, v in leaves(found.server))
+    state, headline = forget(method, half, s, [1]), method.output_model(s.w, s.server)
+    assert state.accepted.tolist() == [-1] * CLIENTS
+    assert state.t == 2
+    assert torch.equal(state.w, headline)
+    assert torch.equal(state.w_init, headline)
+    assert not any(v.any() for _, v in leaves(state.server))
     assert any(v.any() for _, v in leaves(s.server)) or name == "fedadmm"
 
 

@@ -38,8 +38,8 @@ def test_what_is_no_number_stays_none() -> None:
 @pytest.mark.parametrize("d", [1, PIECE, 2 * PIECE + 3])
 def test_distances_are_those_of_the_whole_vectors(d: int) -> None:
     xs, centre = [*torch.randn(3, d, dtype=torch.float64)], torch.randn(d, dtype=torch.float64)
-    wanted = [float((x - centre).pow(2).sum().sqrt()) for x in xs]
-    assert distances(xs, centre).tolist() == pytest.approx(wanted, rel=1e-12)
+    expected = [float((x - centre).pow(2).sum().sqrt()) for x in xs]
+    assert distances(xs, centre).tolist() == pytest.approx(expected, rel=1e-12)
     assert distances([centre], centre).tolist() == [0.0]
     xs[1][-1] = torch.nan
     assert [*map(math.isfinite, distances(xs, centre).tolist())] == [True, False, True]
@@ -47,15 +47,15 @@ def test_distances_are_those_of_the_whole_vectors(d: int) -> None:
 
 def test_a_large_copy_does_not_wait_for_the_work_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes after it does; and its memory is kept for that."""
-    told: list[Any] = []
+    events: list[Any] = []
     streams = [SimpleNamespace(name="here")]
 
     def wait(other: Any) -> None:
-        told.append(f"{streams[0].name} waits for {other.name}")
+        events.append(f"{streams[0].name} waits for {other.name}")
 
     def copy(device: Any, non_blocking: bool) -> Any:
-        told.append(f"copy on {streams[-1].name}, {non_blocking=}")
-        return SimpleNamespace(record_stream=lambda s: told.append(f"kept for {s.name}"))
+        events.append(f"copy on {streams[-1].name}, {non_blocking=}")
+        return SimpleNamespace(record_stream=lambda s: events.append(f"kept for {s.name}"))
 
     @contextmanager
     def on(stream: Any) -> Iterator[None]:
@@ -69,7 +69,7 @@ def test_a_large_copy_does_not_wait_for_the_work_before_it(monkeypatch: pytest.M
     monkeypatch.setattr(vectors, "_lane", lambda _: SimpleNamespace(name="lane"))
     pinned: Any = SimpleNamespace(to=copy)
     vectors.beside(pinned, torch.device("cuda", 0))
-    assert told == ["copy on lane, non_blocking=True", "here waits for lane", "kept for here"]
+    assert events == ["copy on lane, non_blocking=True", "here waits for lane", "kept for here"]
 
 
 def test_large_vectors_go_beside_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,8 +102,8 @@ def test_cached_neither_decodes_nor_fetches(folder: Path, monkeypatch: pytest.Mo
     assert not folder.exists()
     first = load("digits")
     monkeypatch.setattr(digits, "decode", cannot_decode)
-    found = cached("digits")
-    assert same(first, found)
+    second = cached("digits")
+    assert same(first, second)
     (file,) = folder.iterdir()
     os.truncate(file, 100)
     assert cached("digits") is None
@@ -201,8 +201,8 @@ def test_cifar10_from_image_files(real_data: Path) -> None:
     assert data.y_train.bincount().tolist() == [5000] * 10
     assert data.y_test.bincount().tolist() == [1000] * 10
     assert (data.mean, data.std) == DATASETS["cifar10"].scale
-    measured = (data.x_train.float().mean((0, 2, 3)) / 255).tolist()
-    assert measured == pytest.approx(data.mean, abs=2e-3)  # the channels are in this order
+    means = (data.x_train.float().mean((0, 2, 3)) / 255).tolist()
+    assert means == pytest.approx(data.mean, abs=2e-3)  # the channels are in this order
     last = sorted((real_data / "cifar10" / "test" / "truck").iterdir())[-1]
     assert np.array_equal(data.x_test[-1].permute(1, 2, 0), np.asarray(Image.open(last)))
 
@@ -272,11 +272,11 @@ def test_the_message_for_missing_data_says_how_to_get_it(tmp_path: Path, name: s
 def test_download_fetches_into_the_downloads_folder_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, cifar: Callable[..., np.ndarray]
 ) -> None:
-    fetched = []
+    roots = []
 
     def fetch(self: Any) -> None:
         if not self._check_integrity():
-            fetched.append(self.root)
+            roots.append(self.root)
             cifar("cache/downloads/cifar-100-python/train", "fine_labels", [1])
             cifar("cache/downloads/cifar-100-python/test", "fine_labels", [2])
             cifar("cache/downloads/cifar-100-python/meta", "fine_label_names", [])
@@ -284,9 +284,9 @@ def test_download_fetches_into_the_downloads_folder_once(
     (folder / "downloads").mkdir(parents=True)
     monkeypatch.setattr("torchvision.datasets.CIFAR100.download", fetch)
     for _ in range(2):
-        found = load("cifar100", "", ReadOptions(download=True))
-        assert found.y_test.tolist() == [2]
-    assert [Path(folder) for folder in fetched] == [folder / "downloads"]
+        data = load("cifar100", "", ReadOptions(download=True))
+        assert data.y_test.tolist() == [2]
+    assert [Path(folder) for folder in roots] == [folder / "downloads"]
 
 
 def test_the_message_for_a_folder_of_images_names_image_folder(pets: Path) -> None:
@@ -502,8 +502,8 @@ def test_npz_without_test_samples(tmp_path: Path, y_train: Any) -> None:
 
 def test_only_natural_images_are_augmented() -> None:
     """A mirrored digit is another sign, and arrays may be anything."""
-    augmented = {name for name, kind in DATASETS.items() if kind.augment}
-    assert augmented == {"cifar10", "cifar100", "image-folder"}
+    names = {name for name, kind in DATASETS.items() if kind.augment}
+    assert names == {"cifar10", "cifar100", "image-folder"}
 
 
 def test_unknown_name_lists_the_known_and_the_nearest() -> None:

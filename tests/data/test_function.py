@@ -43,8 +43,8 @@ def test_a_run_without_test_samples() -> None:
 
 def test_tokens_without_a_vocabulary_have_as_many_ids_as_the_largest_says() -> None:
     keys: dict[str, Any] = {"dataset": "tests.own:tokens", "partition": "iid", "num_clients": 2}
-    found = simulate("fedavg", model="transformer", rounds=1, local_steps=1, **keys).model
-    assert 9 in {len(tensor) for tensor in found.values()}
+    tensors = simulate("fedavg", model="transformer", rounds=1, local_steps=1, **keys).model
+    assert 9 in {len(tensor) for tensor in tensors.values()}
     own_model = {"model": "tests.own:bag_of_tokens"}
     weights = simulate("fedavg", rounds=1, local_steps=1, **keys, **own_model).model["weight"]
     assert weights.shape == (9, 3)
@@ -169,6 +169,6 @@ def test_integers_stay_integers() -> None:
     ],
 )
 def test_an_invalid_data_set_is_refused(function: str, line: str) -> None:
-    with pytest.raises(ValueError, match=rf"^dataset: .*{line}") as refused:
+    with pytest.raises(ValueError, match=rf"^dataset: .*{line}") as error:
         of(function)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)

@@ -46,15 +46,15 @@ def test_nasty_data_is_usable_or_one_line(
     if not case.holds:
         with pytest.raises((ValueError, FileNotFoundError)) as error:
             load(settings)
-        said = [str(error.value)]
+        lines = [str(error.value)]
     else:
         task = load(settings)
         assert holds(task) == case.holds
         (x, y), *_ = task.train_batches(0, 0, 4, 0, task.model().w.dtype)
         assert task.loss(task.model().module(x), y).isfinite()
-        said = caplog.messages
-    assert [case.says in line for line in said] == ([True] if case.says else [])
-    assert not any("\n" in line for line in said)
+        lines = caplog.messages
+    assert [case.says in line for line in lines] == ([True] if case.says else [])
+    assert not any("\n" in line for line in lines)
 
 
 def holds(task: Task) -> str:
@@ -73,11 +73,11 @@ def test_a_nasty_cache_is_not_used(
 ) -> None:
     """The loaded data equal those of a new cache."""
     path = CASES[name].make(tmp_path / "data")["data-dir"]
-    found = datasets.load("npz", path)
+    data = datasets.load("npz", path)
     monkeypatch.setenv("FEDACCORD_CACHE", str(tmp_path / "fresh"))
     fresh = datasets.load("npz", path)
-    assert found[5:] == fresh[5:]
-    for a, b in zip(found[1:5], fresh[1:5], strict=True):
+    assert data[5:] == fresh[5:]
+    for a, b in zip(data[1:5], fresh[1:5], strict=True):
         assert a.equal(b)
     assert not [*(tmp_path / "cache").glob(".*")]  # parts of killed decodes
 

@@ -57,19 +57,19 @@ def test_a_partition_is_a_function_of_its_arguments(problem, replacement):
 @given(problems())
 def test_none_uses_every_index_at_most_once(problem):
     labels, settings = problem
-    held = np.concatenate(partition(labels, replacement="none", **settings))
-    assert len(np.unique(held)) == len(held)
+    indices = np.concatenate(partition(labels, replacement="none", **settings))
+    assert len(np.unique(indices)) == len(indices)
 
 
 @given(problems())
 def test_cyclic_repeats_a_sample_only_once_its_class_is_exhausted(problem):
     """The numbers of clients that hold two samples of a class differ by at most one."""
     labels, settings = problem
-    held = np.bincount(
+    counts = np.bincount(
         np.concatenate(partition(labels, replacement="cyclic", **settings)), minlength=len(labels)
     )
     for k in np.unique(labels):
-        assert np.ptp(held[labels == k]) <= 1
+        assert np.ptp(counts[labels == k]) <= 1
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 100))
@@ -93,8 +93,8 @@ def test_another_seed_gives_another_partition(scheme):
 def test_samples_of_a_client_are_not_the_first_of_their_class(scheme, replacement):
     """Which samples of a class are handed out is random, not the order of the data."""
     settings = {"classes_per_client": 1, "replacement": replacement}
-    held = np.concatenate(partition(np.zeros(1000, dtype=int), 1, scheme, **settings))
-    assert abs(np.corrcoef(held, np.arange(1000))[0, 1]) < 0.15
+    indices = np.concatenate(partition(np.zeros(1000, dtype=int), 1, scheme, **settings))
+    assert abs(np.corrcoef(indices, np.arange(1000))[0, 1]) < 0.15
 
 
 # The law: the loop of the module's docstring, one slot at a time.
@@ -106,22 +106,22 @@ def fill_by_loop(class_of, priors, replacement, rng):
     pools = {k: [j for j, c in enumerate(class_of) if c == k] for k in set(class_of)}
     for pool in pools.values():
         rng.shuffle(pool)
-    left = {k: list(pool) for k, pool in pools.items()}
+    rest = {k: list(pool) for k, pool in pools.items()}
     while any(len(part) < size for part in parts):
         i = rng.randrange(num_clients)
         if len(parts[i]) == size:
             continue
         prior = priors[i]
         if replacement == "none":
-            remains = [float(bool(left[k])) for k in range(len(prior))]
+            remains = [float(bool(rest[k])) for k in range(len(prior))]
             masked = [p * r for p, r in zip(prior, remains, strict=True)]
             prior = masked if any(masked) else remains
         (k,) = rng.choices(range(len(prior)), prior)
         if replacement == "iid":
             parts[i].append(rng.choice(pools[k]))
             continue
-        left[k] = left[k] or list(pools[k])
-        parts[i].append(left[k].pop())
+        rest[k] = rest[k] or list(pools[k])
+        parts[i].append(rest[k].pop())
     return parts
 
 
@@ -136,17 +136,17 @@ def test_the_vectorised_form_has_the_law_of_the_loop(replacement):
     priors = [[0.6, 0.4, 0.0], [0.0, 0.8, 0.2]]
 
     def frequencies(draw):
-        seen = {}
+        tally = {}
         for _ in range(3000):
-            (a, b), held = draw(), {}
+            (a, b), draws = draw(), {}
             counts = [0] * 6
             for client, part in enumerate((a, b)):
                 for j in part:
                     counts[3 * client + class_of[j]] += 1
-                    held[j] = held.get(j, 0) + 1
-            outcome = (*counts, sum(times > 1 for times in held.values()))
-            seen[outcome] = seen.get(outcome, 0) + 1
-        return seen
+                    draws[j] = draws.get(j, 0) + 1
+            outcome = (*counts, sum(times > 1 for times in draws.values()))
+            tally[outcome] = tally.get(outcome, 0) + 1
+        return tally
 
     numpy_rng, rng = np.random.default_rng(1), random.Random(2)
     arrays = np.array(class_of), np.array(priors)
@@ -154,7 +154,7 @@ def test_the_vectorised_form_has_the_law_of_the_loop(replacement):
     loop = frequencies(lambda: fill_by_loop(class_of, priors, replacement, rng))
     # Two-sample chi-square: about its degrees of freedom when the laws agree.
     outcomes = ours.keys() | loop.keys()
-    a, b = (np.array([seen.get(o, 0) for o in outcomes]) for seen in (ours, loop))
+    a, b = (np.array([tally.get(o, 0) for o in outcomes]) for tally in (ours, loop))
     chi2, freedom = ((a - b) ** 2 / (a + b)).sum(), len(outcomes) - 1
     assert freedom >= 3
     assert chi2 < freedom + 4 * np.sqrt(2 * freedom)
@@ -191,10 +191,8 @@ def test_mean_prior_is_uniform_at_any_alpha():
     """E[prior_i] is 1/classes: over many clients all classes are wanted equally."""
     labels = np.tile(np.arange(5), 4000)
     for alpha in (1e-6, 0.05, 0.3, 10.0):
-        wanted = shares(partition(labels, 2000, alpha=alpha, replacement="iid"), labels).mean(
-            axis=0
-        )
-        np.testing.assert_allclose(wanted, 0.2, atol=5 * np.sqrt(0.2 * 0.8 / 2000))
+        means = shares(partition(labels, 2000, alpha=alpha, replacement="iid"), labels).mean(axis=0)
+        np.testing.assert_allclose(means, 0.2, atol=5 * np.sqrt(0.2 * 0.8 / 2000))
 
 
 @pytest.mark.parametrize("alpha", [1e-300, 1e-6])
@@ -219,8 +217,8 @@ def test_pathological_clients_have_their_number_of_classes_in_equal_shares(repla
 def test_pathological_clients_choose_among_all_classes():
     labels = np.tile(np.arange(4), 2000)
     settings = {"classes_per_client": 2, "replacement": "iid"}
-    wanted = (shares(partition(labels, 800, "pathological", **settings), labels) > 0).mean(axis=0)
-    np.testing.assert_allclose(wanted, 0.5, atol=5 * np.sqrt(0.25 / 800))
+    means = (shares(partition(labels, 800, "pathological", **settings), labels) > 0).mean(axis=0)
+    np.testing.assert_allclose(means, 0.5, atol=5 * np.sqrt(0.25 / 800))
 
 
 def test_classes_may_have_gaps():
@@ -282,20 +280,20 @@ def test_errors_say_what_was_expected(settings, message):
 
 
 def test_a_matching_share_has_the_mixture_of_what_is_held():
-    held = np.repeat([0, 2, 3], [50, 30, 20])
+    own = np.repeat([0, 2, 3], [50, 30, 20])
     labels = np.tile(np.arange(4), 100)
-    share = matching_share(held, labels, 60, seed=0)
+    share = matching_share(own, labels, 60, seed=0)
     assert len(set(share.tolist())) == len(share) == 60
     assert np.bincount(labels[share]).tolist() == [30, 0, 18, 12]
     assert share.tolist() == sorted(share.tolist())
-    assert share.tolist() == matching_share(held, labels, 60, seed=0).tolist()
-    assert share.tolist() != matching_share(held, labels, 60, seed=1).tolist()
+    assert share.tolist() == matching_share(own, labels, 60, seed=0).tolist()
+    assert share.tolist() != matching_share(own, labels, 60, seed=1).tolist()
 
 
 @pytest.mark.parametrize(("size", "counts"), [(7, [3, 2, 2]), (1, [1]), (2, [1, 1])])
 def test_a_matching_share_rounds_by_largest_remainders(size, counts):
-    held, labels = np.repeat([0, 1, 2], [5, 4, 3]), np.tile(np.arange(3), 10)
-    assert np.bincount(labels[matching_share(held, labels, size, seed=0)]).tolist() == counts
+    own, labels = np.repeat([0, 1, 2], [5, 4, 3]), np.tile(np.arange(3), 10)
+    assert np.bincount(labels[matching_share(own, labels, size, seed=0)]).tolist() == counts
 
 
 def test_a_matching_share_is_smaller_if_a_class_is_exhausted():

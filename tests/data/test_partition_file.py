@@ -15,6 +15,6 @@ def test_file_of_a_dictionary_or_of_lists(tmp_path: Path) -> None:
     for name, content in [("l", parts), ("d", {str(i): p for i, p in enumerate(parts)})]:
         path = tmp_path / f"{name}.json"
         path.write_text(json.dumps(content))
-        found = partition_file.read(str(path), len(parts), SAMPLES)
-        assert [part.tolist() for part in found] == parts
-        assert all(part.dtype == np.int64 for part in found)
+        arrays = partition_file.read(str(path), len(parts), SAMPLES)
+        assert [part.tolist() for part in arrays] == parts
+        assert all(part.dtype == np.int64 for part in arrays)

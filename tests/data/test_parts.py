@@ -57,8 +57,8 @@ def test_the_draw_of_a_client_does_not_depend_on_other_clients(settings: dict[st
 
 def test_samples_are_drawn_uniformly_if_the_scheme_is_iid() -> None:
     """Every sample is equally likely; the size of its class does not matter."""
-    held = np.concatenate(partition(LABELS, 1000, "iid", samples_per_client=200)[:])
-    times = np.bincount(held, minlength=len(LABELS))
+    indices = np.concatenate(partition(LABELS, 1000, "iid", samples_per_client=200)[:])
+    times = np.bincount(indices, minlength=len(LABELS))
     assert times.mean() == 200
     assert times.std() == pytest.approx(200**0.5, rel=0.1)  # as of a Poisson variable
     for k in (0, 9):
@@ -123,10 +123,10 @@ def test_clients_that_draw_share_what_is_not_held_out() -> None:
     whole = load_task(TaskConfig(), num_clients=1)
     assert len(task.test[0]) + len(task.clients.x) == len(whole.clients.x)
     assert len(task.test[0]) == round(0.2 * len(whole.clients.x))
-    held = {image.numpy().tobytes() for image in task.test[0]}
+    images = {image.numpy().tobytes() for image in task.test[0]}
     x, y = task.clients.samples(MILLION - 1)
     assert len(x) == len(y) == task.num_examples(MILLION - 1) == 30
-    assert held.isdisjoint(image.numpy().tobytes() for image in x)
+    assert images.isdisjoint(image.numpy().tobytes() for image in x)
     assert torch.equal(task.clients.samples(MILLION - 1)[0], x)
 
 

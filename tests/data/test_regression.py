@@ -17,16 +17,16 @@ from fedaccord.task import TaskConfig, load_task
 X, Y = np.random.default_rng(0).normal(size=(12, 3)), np.arange(12) / 8
 
 
-def write(path: Path, **changed: Any) -> Path:
-    arrays = {"x_train": X[:8], "y_train": Y[:8], "x_test": X[8:], "y_test": Y[8:]} | changed
+def write(path: Path, **changes: Any) -> Path:
+    arrays = {"x_train": X[:8], "y_train": Y[:8], "x_test": X[8:], "y_test": Y[8:]} | changes
     np.savez(
         path / "data.npz", **{key: value for key, value in arrays.items() if value is not None}
     )
     return path / "data.npz"
 
 
-def read(path: Path, **changed: Any) -> Dataset:
-    return load("npz", str(write(path, **changed)))
+def read(path: Path, **changes: Any) -> Dataset:
+    return load("npz", str(write(path, **changes)))
 
 
 @pytest.mark.parametrize("columns", [1, 2])
@@ -51,7 +51,7 @@ def test_whole_numbers_as_floats_are_predicted_with_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("changed", "line"),
+    ("changes", "line"),
     [
         ({"y_test": np.arange(4)}, "as .n,. integers from 0 on, or names .*got .8,. float64"),
         ({"classes": 3}, "without an array `classes`; got y_train"),
@@ -69,10 +69,10 @@ def test_whole_numbers_as_floats_are_predicted_with_a_warning(
         ({"client": np.array(["a"] * 7 + [""])}, "a client for every training sample"),
     ],
 )
-def test_an_invalid_file_is_refused(changed: dict[str, Any], line: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=rf"^npz: .*{line}") as refused:
-        read(tmp_path, **changed)
-    assert "\n" not in str(refused.value)
+def test_an_invalid_file_is_refused(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"^npz: .*{line}") as error:
+        read(tmp_path, **changes)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

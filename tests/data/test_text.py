@@ -45,9 +45,9 @@ def test_json_lines_are_the_same(tmp_path: Path) -> None:
     lines = [json.dumps({"label": label, "text": text, "more": [1]}) for text, label in rows]
     (tmp_path / "train.csv").unlink()
     (tmp_path / "train.jsonl").write_text("\n".join(lines) + "\n\n")
-    found = read(tmp_path)
-    assert found.x_train.equal(expected.x_train)
-    assert found.y_train.equal(expected.y_train)
+    data = read(tmp_path)
+    assert data.x_train.equal(expected.x_train)
+    assert data.y_train.equal(expected.y_train)
 
 
 def test_nested_json_is_one_line(tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ def test_what_is_decoded_depends_on_settings_and_files(tmp_path: Path) -> None:
 def test_an_invalid_file_is_refused(
     train: str, reading: dict[str, Any], line: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=line) as refused:
+    with pytest.raises(ValueError, match=line) as error:
         read(folder(tmp_path, train), **reading)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
 def test_numbers_as_labels_start_from_zero_without_gaps(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from fedaccord.data.vision import CIFAR10, CIFAR100
 
 def images(b: int, c: int, h: int, w: int) -> torch.Tensor:
     x = torch.randint(1, 256, (b, c, h, w), generator=torch.Generator().manual_seed(5))
-    return x.to(torch.uint8)  # never 0, so that the pad can be told from the image
+    return x.to(torch.uint8)  # never 0, so that the pad differs from the image
 
 
 def dataset(kind: Kind) -> Dataset:
@@ -23,15 +23,15 @@ def test_normalise_is_the_formula(dtype: torch.dtype) -> None:
     x = images(4, 3, 5, 6)
     before = x.clone()
     data = dataset(CIFAR10)
-    got = normalise(x, data, dtype)
+    ours = normalise(x, data, dtype)
     expected = torch.empty(x.shape, dtype=torch.float64)
     for channel in range(3):
         expected[:, channel] = (x[:, channel].double() / 255 - data.mean[channel]) / data.std[
             channel
         ]
-    assert got.dtype == dtype
+    assert ours.dtype == dtype
     eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(got.double(), expected, rtol=0.51 * eps, atol=8 * min(eps, 2**-23))
+    torch.testing.assert_close(ours.double(), expected, rtol=0.51 * eps, atol=8 * min(eps, 2**-23))
     assert torch.equal(x, before)
 
 
@@ -48,18 +48,18 @@ def test_normalise_only_casts_features() -> None:
 
 def test_augment_is_a_shifted_possibly_mirrored_window_of_the_padded_image() -> None:
     x = images(500, 3, 7, 9)
-    got = augment(x, torch.Generator().manual_seed(1))
+    results = augment(x, torch.Generator().manual_seed(1))
     generator = torch.Generator().manual_seed(1)
     numbers = torch.randint(9 * 9 * 2, (500, 1), generator=generator).flatten().tolist()
-    seen = set()
-    for image, number, result in zip(x, numbers, got, strict=True):
+    cases = set()
+    for image, number, result in zip(x, numbers, results, strict=True):
         top, left, flip = number // 18, number // 2 % 9, number % 2
         padded = torch.zeros(3, 7 + 8, 9 + 8, dtype=torch.uint8)
         padded[:, 4:-4, 4:-4] = image
         window = padded[:, top : top + 7, left : left + 9]
         assert torch.equal(result, window.flip(-1) if flip else window)
-        seen |= {("top", top), ("left", left), ("flip", flip)}
-    assert len(seen) == 9 + 9 + 2, "not every shift and flip occurs"
+        cases |= {("top", top), ("left", left), ("flip", flip)}
+    assert len(cases) == 9 + 9 + 2, "not every shift and flip occurs"
 
 
 def test_augment_is_reproduced_by_its_generator() -> None:
@@ -76,5 +76,5 @@ def test_transforms_are_the_same_on_a_gpu() -> None:
     cpu = augment(x, torch.Generator().manual_seed(6))
     gpu = augment(x.cuda(), torch.Generator().manual_seed(6))
     assert torch.equal(gpu.cpu(), cpu)
-    there = normalise(gpu, data, torch.float32).cpu()
-    torch.testing.assert_close(there, normalise(cpu, data, torch.float32))
+    result = normalise(gpu, data, torch.float32).cpu()
+    torch.testing.assert_close(result, normalise(cpu, data, torch.float32))

@@ -68,8 +68,8 @@ def method_of(name: str, **more: Any) -> Any:
     return METHODS[name](**plain | OWN.get(name, {}) | more)
 
 
-def run(method: Any, wanted: Sequence[Sequence[int]], **more: Any) -> History:
-    own = {"record": "weights", "rounds": len(wanted), "participation": wanted} | more
+def run(method: Any, schedule: Sequence[Sequence[int]], **more: Any) -> History:
+    own = {"record": "weights", "rounds": len(schedule), "participation": schedule} | more
     data = {"clients": PROBLEM.clients(), "model": linear(W0), "loss": half_square}
     return simulate(method, **data, **own)
 
@@ -96,32 +96,32 @@ def true_duals(method: Any, s: RoundState, states: Sequence[Any]) -> Tensor:
 def test_the_dense_reference(name: str, staleness: str, tmp_path: Path) -> None:
     """Weights, memories and delays, with a client that is ten times slower than most."""
     rng = np.random.default_rng(5)
-    wanted = [sorted(rng.choice(C, 6, replace=False).tolist()) for _ in range(14)]
+    schedule = [sorted(rng.choice(C, 6, replace=False).tolist()) for _ in range(14)]
     method, states = method_of(name, staleness=staleness, **buffered(tmp_path)), list[RoundState]()
-    found = run(method, wanted, on_round=lambda round: states.append(round.state))
+    ours = run(method, schedule, on_round=lambda round: states.append(round.state))
     damped = staleness == "polynomial"
     expected = asynchronous.run(
-        *(name, PROBLEM, W0, wanted, UNEQUAL),
+        *(name, PROBLEM, W0, schedule, UNEQUAL),
         **{"M": 5, "B": 3, "K": K, "lr": LR},
         omega=lambda tau: (1 + tau) ** -0.5 if damped else 1.0,
     )
-    np.testing.assert_allclose(found.weights, expected.w, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(ours.weights, expected.w, rtol=0, atol=1e-10)
     assert max(map(max, expected.delays)) > 3
-    assert found.metrics["staleness"][1:].tolist() == [*map(np.mean, expected.delays)]
+    assert ours.metrics["staleness"][1:].tolist() == [*map(np.mean, expected.delays)]
     for t, s in enumerate(states):
         if name == "scaffold":
-            kept = [torch.zeros_like(s.w) if it is None else it.c_i for it in found.states[t]]
-            memories = torch.stack(kept)
+            vectors = [torch.zeros_like(s.w) if it is None else it.c_i for it in ours.states[t]]
+            memories = torch.stack(vectors)
         elif name in ("fedavg", "fednova"):
             continue
         elif name in ("local", "fedinit"):
             field = {"local": "w", "fedinit": "last"}[name]
             own = [
-                torch.from_numpy(W0) if it is None else getattr(it, field) for it in found.states[t]
+                torch.from_numpy(W0) if it is None else getattr(it, field) for it in ours.states[t]
             ]
             memories = torch.stack(own)
         else:
-            memories = true_duals(method, s, found.states[t])
+            memories = true_duals(method, s, ours.states[t])
         np.testing.assert_allclose(memories, expected.memories[t], rtol=0, atol=1e-10)
 
 
@@ -129,19 +129,19 @@ def test_the_drift_is_that_of_the_models_before_damping(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if a reply's numbers are still on a GPU, as those of a loss in a tensor may be."""
-    wanted, usual = [EVERYONE] * 8, engine.fleet.local_round
+    schedule, usual = [EVERYONE] * 8, engine.fleet.local_round
 
     def with_tensor(*visit: Any) -> Any:
         reply, state = usual(*visit)
         return reply._replace(loss=torch.tensor(reply.loss)), state
 
     own = buffered(tmp_path) | {"staleness": "polynomial"}
-    found = run(method_of("fedavg", **own), wanted)
-    assert found.metrics["staleness"].max() > 0
+    history = run(method_of("fedavg", **own), schedule)
+    assert history.metrics["staleness"].max() > 0
     monkeypatch.setattr(engine.fleet, "local_round", with_tensor)
-    pending = run(method_of("fedavg", **own), wanted)
-    assert torch.equal(found.state.w, pending.state.w)
-    np.testing.assert_allclose(pending.metrics["drift"], found.metrics["drift"], rtol=1e-10)
+    pending = run(method_of("fedavg", **own), schedule)
+    assert torch.equal(history.state.w, pending.state.w)
+    np.testing.assert_allclose(pending.metrics["drift"], history.metrics["drift"], rtol=1e-10)
 
 
 @pytest.mark.parametrize("staleness", ["constant", "polynomial"])
@@ -150,7 +150,7 @@ def test_fednova_with_unequal_steps(staleness: str, tmp_path: Path) -> None:
     each = [K * s / k for k, s in zip(steps, UNEQUAL, strict=True)]  # visits of unequal samples
     own = buffered(tmp_path, each) | {"local_steps": 0, "local_epochs": 1, "staleness": staleness}
     pairs = zip(PROBLEM.clients(), steps, strict=True)
-    found = simulate(
+    history = simulate(
         method_of("fednova", **own),
         clients=[lambda _, pair=pair, k=k: [pair] * k for pair, k in pairs],
         **{"model": linear(W0), "loss": half_square, "record": "weights"},
@@ -161,7 +161,7 @@ def test_fednova_with_unequal_steps(staleness: str, tmp_path: Path) -> None:
         **{"M": 5, "B": 3, "K": steps, "lr": LR},
         omega=lambda tau: (1 + tau) ** -0.5 if staleness == "polynomial" else 1.0,
     )
-    np.testing.assert_allclose(found.weights, expected.w, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(history.weights, expected.w, rtol=0, atol=1e-10)
 
 
 ABLE = [
@@ -249,24 +249,24 @@ def test_the_server_knows_the_mean_of_the_clients_memories(
     sizes_of = {"concurrency": max(sizes), "buffer_size": min(sizes), "staleness": "polynomial"}
     own = {"max_failed_rounds": 99, "plugins": plugins} | buffered(folder, seconds, **sizes_of)
     method = method_of(name, **own)
-    found = run(
+    history = run(
         *(method, [EVERYONE] * 8),
         participation=None,
         faults=lambda t, i: faults.get((t, i)),
         on_round=lambda round: states.append(round.state),
     )
-    for s, every in zip(states, found.states, strict=True):
-        kept = [None if it is None else base(it) for it in every]
+    for s, every in zip(states, history.states, strict=True):
+        bases = [None if it is None else base(it) for it in every]
         assert len({visit.client for visit in s.visits}) == len(s.visits) < max(sizes) + 1
         if name == "fedadmm":
             first = states[0].w_init if s.w_init is None else s.w_init
-            mine = [first if it is None else it.w_hat for it in kept]
+            mine = [first if it is None else it.w_hat for it in bases]
             mean, summed = torch.stack(mine).mean(0), s.w
         elif name == "scaffold":
-            mine = [torch.zeros_like(s.w) if it is None else it.c_i for it in kept]
+            mine = [torch.zeros_like(s.w) if it is None else it.c_i for it in bases]
             mean, summed = torch.stack(mine).mean(0), s.server.c
         else:
-            mean, summed = true_duals(method, s, kept).mean(0), s.server.lam_bar
+            mean, summed = true_duals(method, s, bases).mean(0), s.server.lam_bar
         torch.testing.assert_close(mean, summed, rtol=0, atol=1e-12)
 
 
@@ -302,8 +302,8 @@ def test_exact_methods_reach_the_optimum_where_fedavg_does_not(tmp_path: Path) -
     distance = {}
     for name in ("fedavg", "scaffold"):
         method = method_of(name, **buffered(tmp_path))
-        found = run(method, [()] * 120, participation=None, record="metrics")
-        w = found.model["weight"].numpy().ravel()
+        history = run(method, [()] * 120, participation=None, record="metrics")
+        w = history.model["weight"].numpy().ravel()
         distance[name] = np.linalg.norm(w - PROBLEM.optimum()) / np.linalg.norm(PROBLEM.optimum())
     assert distance["fedavg"] > 0.1
     assert distance["scaffold"] < 1e-5
@@ -331,29 +331,29 @@ def test_the_optimum_with_a_slow_client_and_faults(
     seconds[0] *= 10
 
     def fault(t: int, i: int) -> str | None:
-        drawn = random.Random(f"{seed} {t} {i}")
-        return drawn.choice(KINDS) if t < steps / 2 and drawn.random() < 0.1 else None
+        generator = random.Random(f"{seed} {t} {i}")
+        return generator.choice(KINDS) if t < steps / 2 and generator.random() < 0.1 else None
 
     method = method_of(name, max_failed_rounds=99, **buffered(tmp_path, seconds.tolist()))
-    found = run(method, [()] * steps, participation=None, record="metrics", faults=fault)
-    w, optimum = found.model["weight"].numpy().ravel(), PROBLEM.optimum()
+    history = run(method, [()] * steps, participation=None, record="metrics", faults=fault)
+    w, optimum = history.model["weight"].numpy().ravel(), PROBLEM.optimum()
     distance = np.linalg.norm(w - optimum) / np.linalg.norm(optimum)
-    assert found.metrics["staleness"].max() > 3  # mean of a step
-    assert found.metrics["dropped"].sum() > steps / 20
+    assert history.metrics["staleness"].max() > 3  # mean of a step
+    assert history.metrics["dropped"].sum() > steps / 20
     assert low <= distance < high
 
 
 def test_a_device_that_goes_away_frees_its_seat(tmp_path: Path) -> None:
     path = tmp_path / "away.csv"
-    there = {i: {"ms_per_sample": 1, "up_kbps": 1e9, "down_kbps": 1e9} for i in range(C)}
-    there[2] |= {"ms_per_sample": 1e4, "active": "0-0.05", "period_s": 1e9}
-    write(path, there)
+    traces = {i: {"ms_per_sample": 1, "up_kbps": 1e9, "down_kbps": 1e9} for i in range(C)}
+    traces[2] |= {"ms_per_sample": 1e4, "active": "0-0.05", "period_s": 1e9}
+    write(path, traces)
     rows: list[Any] = []
     method = method_of("fedavg", **buffered(tmp_path) | {"device_profile": str(path)})
-    found = run(method, [EVERYONE] * 4, on_round=lambda round: rows.extend(round.clients))
+    history = run(method, [EVERYONE] * 4, on_round=lambda round: rows.extend(round.clients))
     away = [row for row in rows if row["client"] == 2]
     assert [row["status"] for row in away] == ["its device went away at 0.05 simulated seconds"]
-    assert found.metrics["replies"][1:].tolist() == [3] * 4
+    assert history.metrics["replies"][1:].tolist() == [3] * 4
 
 
 @pytest.mark.parametrize(

@@ -60,14 +60,12 @@ def test_numbers_are_dealt_out_by_the_clients_sizes(form: Any) -> None:
             counts.extend(targets.flatten().tolist())
         return (predictions - targets).square().mean()
 
-    found = last([*map(form, NUMBERS)], form(FUTURE), **MSE | {"loss": loss, "eval_every": 9})
-    assert found["client-loss-std"] > 0
-    assert (
-        found["client-loss-worst-tenth"] > found["client-loss"] == pytest.approx(found["test-loss"])
-    )
-    dealt = counts[-40:]
-    assert sorted(dealt) == sorted(FUTURE[1].flatten().tolist())
-    assert found["evaluation-empty"] == 0
+    row = last([*map(form, NUMBERS)], form(FUTURE), **MSE | {"loss": loss, "eval_every": 9})
+    assert row["client-loss-std"] > 0
+    assert row["client-loss-worst-tenth"] > row["client-loss"] == pytest.approx(row["test-loss"])
+    values = counts[-40:]
+    assert sorted(values) == sorted(FUTURE[1].flatten().tolist())
+    assert row["evaluation-empty"] == 0
 
 
 def test_every_form_of_numbers_gives_the_same_metrics() -> None:
@@ -97,11 +95,11 @@ def test_labels_that_are_not_known_are_dealt_out() -> None:
     clients = [(x[:10], torch.zeros(10).long()), (x[10:20], torch.ones(10).long())]
     test = x[20:], torch.arange(20) % 2
     model = nn.Linear(3, 2)
-    by_class, dealt = (
+    by_class, by_size = (
         last([*map(form, clients)], form(test), model=model) for form in (lambda s: s, Rows)
     )
-    assert by_class["client-loss-std"] != dealt["client-loss-std"]
-    assert dealt["client-loss"] == pytest.approx(dealt["test-loss"])
+    assert by_class["client-loss-std"] != by_size["client-loss-std"]
+    assert by_size["client-loss"] == pytest.approx(by_size["test-loss"])
 
 
 @pytest.mark.parametrize("form", [lambda s: s, Rows, shuffled])
@@ -112,17 +110,17 @@ def test_samples_of_each_clients_own(form: Any) -> None:
     history = simulate(
         "ditto", clients=NUMBERS, test=own, rounds=1, evaluation="both", **MSE, participation=1.0
     )
-    found = history.metrics.iloc[-1]
-    assert (found["evaluation-replies"], found["evaluation-empty"]) == (2, 2)
+    row = history.metrics.iloc[-1]
+    assert (row["evaluation-replies"], row["evaluation-empty"]) == (2, 2)
     with torch.no_grad():
         model = nn.Linear(3, 1)
         model.load_state_dict(history.model)
         losses = [(model(x) - y).square() for x, y in (tests[0], tests[2])]
         expected = pd.Series([float(loss.mean()) for loss in losses])
-        assert found["test-loss"] == pytest.approx(float(torch.cat(losses).mean()), rel=1e-5)
-    assert found["client-loss-worst-tenth"] == pytest.approx(expected.max(), rel=1e-5)
-    assert found["client-loss-std"] == pytest.approx(expected.std(ddof=0), rel=1e-4)
-    assert found["personal-loss-std"] > 0
+        assert row["test-loss"] == pytest.approx(float(torch.cat(losses).mean()), rel=1e-5)
+    assert row["client-loss-worst-tenth"] == pytest.approx(expected.max(), rel=1e-5)
+    assert row["client-loss-std"] == pytest.approx(expected.std(ddof=0), rel=1e-4)
+    assert row["personal-loss-std"] > 0
 
 
 def test_a_client_whose_targets_are_all_ignored_has_no_samples() -> None:
@@ -133,10 +131,10 @@ def test_a_client_whose_targets_are_all_ignored_has_no_samples() -> None:
         **{"clients": [(x, y)] * 2, "test": tests, "model": nn.Linear(3, 2), "rounds": 1},
         **{"participation": 1.0, "evaluation": "both"},
     )
-    found = history.metrics.iloc[-1]
-    assert (found["evaluation-replies"], found["evaluation-empty"]) == (1, 1)
-    assert found["evaluation-dropped"] == 0
-    assert found["client-loss"] == pytest.approx(found["test-loss"], rel=1e-6)
+    row = history.metrics.iloc[-1]
+    assert (row["evaluation-replies"], row["evaluation-empty"]) == (1, 1)
+    assert row["evaluation-dropped"] == 0
+    assert row["client-loss"] == pytest.approx(row["test-loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -151,14 +149,14 @@ def test_a_client_whose_targets_are_all_ignored_has_no_samples() -> None:
 @pytest.mark.parametrize("algo", ["fedavg", "ditto"])
 def test_what_cannot_be_dealt_out_is_one_line(algo: str, test: Any, line: str) -> None:
     evaluation = "clients" if algo == "fedavg" else "server"
-    with pytest.raises(ValueError, match=line) as refused:
+    with pytest.raises(ValueError, match=line) as error:
         last(NUMBERS, test, algo, evaluation=evaluation, **MSE)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
 def test_the_server_evaluates_on_the_batches_of_a_function() -> None:
-    found = last(NUMBERS, shuffled(FUTURE), evaluation="server", **MSE)
-    assert found["test-loss"] == pytest.approx(last(NUMBERS, FUTURE, **MSE)["test-loss"])
+    row = last(NUMBERS, shuffled(FUTURE), evaluation="server", **MSE)
+    assert row["test-loss"] == pytest.approx(last(NUMBERS, FUTURE, **MSE)["test-loss"])
 
 
 @pytest.mark.flower

@@ -30,14 +30,14 @@ def history(**more: Any) -> Any:
 @pytest.mark.parametrize(("name", "gradients"), [("fedavg", 1), ("fedsam", 2)])
 def test_the_clock_is_the_sum_of_the_longest_visits(name: str, gradients: int) -> None:
     rows: list[Any] = []
-    found = simulate(name, **SMALL, on_round=lambda round: rows.extend(round.clients))
+    result = simulate(name, **SMALL, on_round=lambda round: rows.extend(round.clients))
     longest = {row["round"]: 0.0 for row in rows}
     for row in rows:
         device = lognormal(0, row["client"])
         seconds = device.latency + gradients * 2 * 50 * device.seconds_per_sample
         seconds += 650 * 4 * (1 / device.up + 1 / device.down)
         longest[row["round"]] = max(longest[row["round"]], seconds)
-    assert [*found.metrics["clock"]] == pytest.approx(
+    assert [*result.metrics["clock"]] == pytest.approx(
         [sum(s for r, s in longest.items() if r <= t) for t in range(5)]
     )
 
@@ -47,12 +47,12 @@ def test_the_clock_counts_the_bytes_that_are_sent(method: str) -> None:
     """Of a compressed upload and a rounded broadcast."""
     plugins = (Broadcast(dtype="int8"), Compress(method=method, share=0.05))
     rows: list[Any] = []
-    found = simulate(
+    result = simulate(
         Scaffold(local_steps=2, fraction_train=0.5, device_profile="lognormal", plugins=plugins),
         **{k: SMALL[k] for k in ("num_clients", "rounds", "model", "threads")},
         on_round=lambda round: rows.extend(round.clients),
     )
-    down = found.metrics["down-bytes"].iloc[1] / 3
+    down = result.metrics["down-bytes"].iloc[1] / 3
     assert down == 650 + 2 + 4 * 650  # w in int8 with a scale for 512, c in float32
     (up,) = {row["up-bytes"] for row in rows}
     assert up < {"int8": 700, "bf16": 1301}.get(method, 400)
@@ -62,7 +62,7 @@ def test_the_clock_counts_the_bytes_that_are_sent(method: str) -> None:
         seconds = device.latency + 2 * 50 * device.seconds_per_sample
         seconds += up / device.up + down / device.down
         longest[row["round"]] = max(longest[row["round"]], seconds)
-    assert found.metrics["clock"].iloc[-1] == pytest.approx(sum(longest.values()))
+    assert result.metrics["clock"].iloc[-1] == pytest.approx(sum(longest.values()))
 
 
 def test_the_clock_changes_no_weight_and_vectorised_it_is_the_same() -> None:
@@ -82,8 +82,8 @@ def test_over_selection_and_a_deadline() -> None:
     assert {*over.metrics["dropped"][1:]} == {2}
     assert over.metrics["clock"].iloc[-1] < plain.metrics["clock"].iloc[-1]
     for _, cohort in pd.DataFrame(rows).groupby("round"):
-        taken = cohort["status"] == "ok"
-        assert cohort[taken]["clock"].max() < cohort[~taken]["clock"].min()
+        in_time = cohort["status"] == "ok"
+        assert cohort[in_time]["clock"].max() < cohort[~in_time]["clock"].min()
     ends = plain.metrics["clock"].diff()[1:]
     limited = history(deadline=float(ends.min()) * 1.01)
     assert limited.metrics["dropped"][1:].sum() > 0

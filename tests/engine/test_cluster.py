@@ -20,19 +20,19 @@ pytestmark = pytest.mark.flower  # it starts Ray
 def test_under_uv_run_workers_have_the_environment_that_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = []
+    flags = []
     monkeypatch.setattr(ray_constants, cluster.UV_RUN, True)
     monkeypatch.delenv(cluster.UV_RUN, raising=False)
-    monkeypatch.setattr(ray, "init", lambda *_, **__: found.append(flag()))
+    monkeypatch.setattr(ray, "init", lambda *_, **__: flags.append(flag()))
 
     def flag() -> bool:
         return bool(ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV)
 
     cluster.begin("local", 1)
     monkeypatch.setattr(ray_constants, cluster.UV_RUN, True)
-    monkeypatch.setenv(cluster.UV_RUN, "1")  # as somebody wants it
+    monkeypatch.setenv(cluster.UV_RUN, "1")  # as a user wants it
     cluster.begin("local", 1)
-    assert found == [False, True]
+    assert flags == [False, True]
 
 
 def test_a_cluster_that_is_gone_is_named_at_once_and_a_local_one_ignores_it(
@@ -44,12 +44,12 @@ def test_a_cluster_that_is_gone_is_named_at_once_and_a_local_one_ignores_it(
     file.write_text("127.0.0.1:1")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    monkeypatch.setattr(ray, "init", lambda *given, **_: started.extend(given))
-    started: list[str] = []
+    monkeypatch.setattr(ray, "init", lambda *args, **_: addresses.extend(args))
+    addresses: list[str] = []
     with pytest.raises(ValueError, match=rf"no cluster answers at 127.0.0.1:1, .*; rm {file}"):
         cluster.begin("auto", 1)
     cluster.begin("local", 1)
-    assert started == ["local"]
+    assert addresses == ["local"]
 
 
 def test_no_process_outlives_a_killed_run(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_no_process_outlives_a_killed_run(tmp_path: Path) -> None:
     finally:
         run.kill()
         run.wait()
-    _, left = psutil.wait_procs(others, timeout=30)
-    for process in left:
+    _, alive = psutil.wait_procs(others, timeout=30)
+    for process in alive:
         process.kill()
-    assert not left
+    assert not alive
     shutil.rmtree(env["RAY_TMPDIR"], ignore_errors=True)

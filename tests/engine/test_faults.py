@@ -75,26 +75,26 @@ def test_a_reply_that_was_not_heard_is_one_that_never_was(
     name: str, plugins: str, table: Table
 ) -> None:
     absent = tuple(tuple("lost-message" if k in UNHEARD else None for k in row) for row in table)
-    found, expected = (run(small(name, plugins), t) for t in (table, absent))
-    assert torch.equal(found.weights, expected.weights)
-    assert all(map(same, found.clients, expected.clients))
+    history, expected = (run(small(name, plugins), t) for t in (table, absent))
+    assert torch.equal(history.weights, expected.weights)
+    assert all(map(same, history.clients, expected.clients))
 
 
 def test_a_client_goes_back_as_often_as_its_replies_are_lost() -> None:
-    found = []
+    weights = []
     for kind in ("lost-reply", "lost-message"):
         row = (kind, *[None] * (C - 1))
         history = run(small("scaffold"), ((None,) * C, row, row, (None,) * C))
         assert list(history.metrics["dropped"][1:]) == [0, 1, 1, 0]
-        found.append(history.weights)
-    assert torch.equal(found[0], found[1])
+        weights.append(history.weights)
+    assert torch.equal(weights[0], weights[1])
 
 
 @pytest.mark.parametrize("name", ["scaffold", "afedpd", "fedinit"])
 def test_a_client_that_is_not_reached_is_one_that_was_not_drawn(name: str) -> None:
     table = ((None, "late", None, None), ("duplicate", None, "lost-reply", "lost-reply"))
     cohorts = [[0, 2, 3], [0, 1]]
-    drawn = simulate(
+    expected = simulate(
         small(name),
         clients=LEAST_SQUARES.clients(),
         model=linear(W0),
@@ -103,8 +103,8 @@ def test_a_client_that_is_not_reached_is_one_that_was_not_drawn(name: str) -> No
         participation=cohorts,
         record="weights",
     )
-    found = run(small(name), table)
-    assert torch.equal(found.weights, drawn.weights)
+    history = run(small(name), table)
+    assert torch.equal(history.weights, expected.weights)
 
 
 # --- what the server's memory sums up, also where clients lost theirs -----------------------------
@@ -120,16 +120,16 @@ def test_a_client_that_is_not_reached_is_one_that_was_not_drawn(name: str) -> No
 )
 def test_a_fifth_of_compressed_replies_is_lost(name: str, plugins: str) -> None:
     """Error memories go back with the rest of a client's state."""
-    lost = np.random.default_rng(5).random((10, C)) < 0.2
+    mask = np.random.default_rng(5).random((10, C)) < 0.2
     tables = (
-        tuple(tuple(kind if is_lost else None for is_lost in row) for row in lost)
+        tuple(tuple(kind if is_lost else None for is_lost in row) for row in mask)
         for kind in ("lost-reply", "lost-message")
     )
-    found, absent = (run(small(name, plugins), table) for table in tables)
-    assert found.metrics["dropped"].sum() == lost.sum() == 8
-    assert torch.equal(found.weights, absent.weights)
-    assert all(map(same, found.clients, absent.clients))
-    errors = [v for state in found.clients for n, v in leaves(state) if n.startswith("errors.")]
+    history, absent = (run(small(name, plugins), table) for table in tables)
+    assert history.metrics["dropped"].sum() == mask.sum() == 8
+    assert torch.equal(history.weights, absent.weights)
+    assert all(map(same, history.clients, absent.clients))
+    errors = [v for state in history.clients for n, v in leaves(state) if n.startswith("errors.")]
     half = small(name, plugins).client_half()
     (compress,) = (p for p in half.plugins if isinstance(p, Compress))
     assert bool(errors) == compress.has_errors
@@ -142,17 +142,17 @@ def mean(clients: list[Any], name: str, otherwise: Any) -> Tensor:
     return torch.stack(rows).mean(0)
 
 
-def gap(name: str, found: History) -> float:
+def gap(name: str, history: History) -> float:
     """How far the identity that ties the server's memory to the clients' is from true."""
-    s, clients = found.state, [None if it is None else base(it) for it in found.clients]
-    held, zero = getattr(s.server, "_fields", ()), torch.zeros_like(s.w)
+    s, clients = history.state, [None if it is None else base(it) for it in history.clients]
+    fields, zero = getattr(s.server, "_fields", ()), torch.zeros_like(s.w)
     if name == "scaffnew":
         method = small(name)
         scale = method.p / method.lr  # h = h_i - scale w_{i,K}, and the mean of h_i is zero
         difference = mean(clients, "h", -scale * s.w) + scale * s.w
-    elif "c" in held:
+    elif "c" in fields:
         difference = mean(clients, "c_i", zero) - s.server.c
-    elif "lam_bar_after" in held:  # who was away misses virtual steps until it is back
+    elif "lam_bar_after" in fields:  # who was away misses virtual steps until it is back
         whole = [
             s.server.lam_bar
             if state is None
@@ -160,7 +160,7 @@ def gap(name: str, found: History) -> float:
             for i, state in enumerate(clients)
         ]
         difference = torch.stack(whole).mean(0) - s.server.lam_bar
-    elif "lam_bar" in held:
+    elif "lam_bar" in fields:
         difference = mean(clients, "lam", zero) - s.server.lam_bar
     else:
         assert name == "fedadmm", f"{name}: say here what its server sums up of the clients' memory"
@@ -191,14 +191,14 @@ def test_the_servers_memory_is_the_clients(name: str, plugins: str, table: Table
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedadmm"])
 def test_a_device_that_lost_its_memory_ends_nothing(name: str) -> None:
-    """It says so, the server begins its memory anew, and the optimum is reached."""
+    """It reports that, the server begins its memory anew, and the optimum is reached."""
     table = [[None] * C for _ in range(150)]
     table[5][1] = table[9][2] = "crash"
     plain: dict[str, float] = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": 0.0}
     method = replace(small(name), lr=0.1, local_steps=4, **plain)
-    found = run(method, tuple(map(tuple, table)))
-    np.testing.assert_allclose(found.state.w, LEAST_SQUARES.optimum(), atol=2e-3)
-    assert (found.metrics["dropped"] == 1).sum() == 2
+    history = run(method, tuple(map(tuple, table)))
+    np.testing.assert_allclose(history.state.w, LEAST_SQUARES.optimum(), atol=2e-3)
+    assert (history.metrics["dropped"] == 1).sum() == 2
 
 
 @pytest.mark.parametrize(
@@ -212,11 +212,11 @@ def test_what_was_done_is_told(name: str, repair: str, caplog: pytest.LogCapture
     rows: list[dict[str, Any]] = []
     table: list[list[str | None]] = [[None] * C for _ in range(3)]
     table[1][2] = "crash"
-    found = run(
+    history = run(
         small(name), tuple(map(tuple, table)), on_round=lambda round: rows.extend(round.clients)
     )
-    assert not torch.equal(found.weights[2], found.weights[1])  # by the replies of the others
-    assert found.state.t == 3
+    assert not torch.equal(history.weights[2], history.weights[1])  # by the replies of the others
+    assert history.state.t == 3
     (row,) = [row for row in rows if row["status"] != "ok"]
     assert (row["round"], row["client"]) == (2, 2)
     assert row["status"] == "lost its state of round 1"
@@ -225,8 +225,8 @@ def test_what_was_done_is_told(name: str, repair: str, caplog: pytest.LogCapture
 
 
 def test_a_first_visit_that_crashed_has_nothing_to_lose() -> None:
-    found = run(small("scaffold"), (("crash", None, None, None), (None,) * C))
-    assert (found.metrics["dropped"][1:] == 0).all()
+    history = run(small("scaffold"), (("crash", None, None, None), (None,) * C))
+    assert (history.metrics["dropped"][1:] == 0).all()
 
 
 def test_a_fault_of_another_name_is_one_line() -> None:

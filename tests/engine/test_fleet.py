@@ -25,14 +25,14 @@ def test_the_states_that_the_server_accepted_are_kept_for_a_checkpoint() -> None
     whole.store.save(1, Memory(Version(3, "b after 3"), Version(1, "b after 1")))
     whole.store.save(0, Memory(Version(3, "a after 3"), Version(1, "a after 1")))
     whole.store.save(2, Memory(Version(3, "c after 3")))
-    kept = whole.client_states([1, 3, -1, -1])
-    assert kept == {0: (1, "a after 1"), 1: (3, "b after 3")}
+    states = whole.client_states([1, 3, -1, -1])
+    assert states == {0: (1, "a after 1"), 1: (3, "b after 3")}
     again = fleet(4)
-    again.restore(kept.items())
+    again.restore(states.items())
     own = again.store
     assert [own.state(i, 1) for i in range(4)] == ["a after 1", None, None, None]
     assert own.state(1, 3) == "b after 3"
-    assert again.client_states([1, 3, -1, -1]) == kept
+    assert again.client_states([1, 3, -1, -1]) == states
 
 
 def test_answers_go_where_the_servers_vectors_lie(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,11 +50,11 @@ def test_answers_go_where_the_servers_vectors_lie(monkeypatch: pytest.MonkeyPatc
 
 
 def test_who_has_not_begun_by_the_deadline_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that goes on by a second at every look: a round has time for two clients."""
+    """By a clock that advances by a second at every look: a round has time for two clients."""
     ticks = itertools.count()
     clock = SimpleNamespace(**vars(time) | {"monotonic": lambda: next(ticks)})
     monkeypatch.setattr(module, "time", clock)
-    found = simulate(
+    history = simulate(
         "scaffold",
         rounds=2,
         num_clients=4,
@@ -64,5 +64,5 @@ def test_who_has_not_begun_by_the_deadline_is_late(monkeypatch: pytest.MonkeyPat
         fraction_train=1.0,
         round_timeout=2.5,
     )
-    assert [*found.metrics["replies"][1:]] == [2, 2]
-    assert [state is None for state in found.clients] == [False, False, True, True]
+    assert [*history.metrics["replies"][1:]] == [2, 2]
+    assert [state is None for state in history.clients] == [False, False, True, True]

@@ -1,4 +1,4 @@
-"""A process that is killed at any moment, also while it writes, leaves a run that goes on."""
+"""A process that is killed at any moment, also while it writes, leaves a run that resumes."""
 
 import os
 import random
@@ -39,26 +39,26 @@ def test_twenty_kills_change_no_bit(algo: str, method: str, settings: dict[str, 
     whole = run(RunConfig.make(settings | more | {"name": f"kills-{algo}-whole"}))
     more["name"] = f"kills-{algo}"
     path, rng = whole.path.with_name(f"kills-{algo}"), random.Random(0)
-    killed = 0
+    kills = 0
     for _ in range(KILLS):
         pid = child(RunConfig.make(settings | more | {"resume": has_begun(path)}))
         time.sleep(rng.uniform(0.0, 0.12))
         os.kill(pid, signal.SIGKILL)
         _, how = os.waitpid(pid, 0)
-        killed += os.WIFSIGNALED(how)
+        kills += os.WIFSIGNALED(how)
         assert not path.exists() or has_ended(path)
     last = RunConfig.make(settings | more | {"resume": has_begun(path)})
-    if killed == KILLS:  # else it came to its end in one of them
+    if kills == KILLS:  # else it came to its end in one of them
         run(last)
     assert written(path) == written(whole.path)
 
 
 def has_begun(path: Path) -> bool:
-    """Whether there is something to go on from; else what there is makes place for a new run."""
-    begun = any((path / "checkpoint").glob("[0-9]*.json"))
-    if not begun and path.exists():
+    """Whether there is a checkpoint to resume from; else the folder is removed for a new run."""
+    has_checkpoint = any((path / "checkpoint").glob("[0-9]*.json"))
+    if not has_checkpoint and path.exists():
         shutil.rmtree(path)
-    return begun
+    return has_checkpoint
 
 
 def has_ended(path: Path) -> bool:

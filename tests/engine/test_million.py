@@ -63,10 +63,10 @@ def test_the_servers_memory_is_the_mean_over_a_million(algo: str, mean: str, own
         assert fleet.store.clients() == sorted({i for cohort in COHORTS for i in cohort})
         states = [fleet.store.load(i).latest.state for i in fleet.store.clients()]
         vectors = [dict(leaves(state))[own] for state in states]
-        found = dict(leaves(run.state.server))[mean]
+        memory = dict(leaves(run.state.server))[mean]
         expected = sum(vectors, torch.zeros_like(vectors[0])) / num_clients
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-18)
-        assert found.abs().max() > 0
+        torch.testing.assert_close(memory, expected, rtol=1e-9, atol=1e-18)
+        assert memory.abs().max() > 0
 
 
 @pytest.mark.parametrize("algo", ["fedavg", "scaffold", "afedpd", "feddeper"])
@@ -88,16 +88,16 @@ def test_a_round_makes_no_list_of_all_clients(algo: str, sampling: str) -> None:
 
 
 def test_a_run_of_a_million_clients_is_written_and_goes_on(tmp_path: Path) -> None:
-    """Tables, a checkpoint and the states of those who were there, and of nobody else."""
+    """Tables, a checkpoint and the states of the clients that took part, and of no others."""
     more = {"num-clients": MILLION, "fraction-train": 5 / MILLION, "out-dir": str(tmp_path)}
     more |= {"algo": "scaffold", "vectorize": "auto", "client-state": "disk", "name": "parts"}
     with engine.quiet():
         engine.run(RunConfig.make(SETTINGS | more | {"num-server-rounds": 2}))
         config = RunConfig.make(SETTINGS | more | {"num-server-rounds": 3, "resume": True})
         path = engine.run(config).path
-    found = Checkpoints(path / "checkpoint").load()
-    assert found.number == 3
-    assert len(found.clients) == 15
-    assert len(found.server["accepted"]) == MILLION
-    assert int((found.server["accepted"] >= 0).sum()) == 15
+    checkpoint = Checkpoints(path / "checkpoint").load()
+    assert checkpoint.number == 3
+    assert len(checkpoint.clients) == 15
+    assert len(checkpoint.server["accepted"]) == MILLION
+    assert int((checkpoint.server["accepted"] >= 0).sum()) == 15
     assert len((path / "classes.csv").read_text().splitlines()) == 1 + SHOWN

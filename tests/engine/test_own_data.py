@@ -116,9 +116,9 @@ def history(clients: Any, algo: str = "scaffold", **changes: Any) -> History:
 
 
 def weights(clients: Any, *args: Any, **changes: Any) -> Tensor:
-    found = history(clients, *args, **changes).weights
-    assert found is not None
-    return found
+    vectors = history(clients, *args, **changes).weights
+    assert vectors is not None
+    return vectors
 
 
 def ids(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -198,16 +198,16 @@ def test_random_numbers_are_a_function_of_seed_round_and_client(name: str) -> No
 
 
 def test_transforms_draw_other_numbers_in_every_batch() -> None:
-    drawn = []
+    numbers = []
 
     class Noting(TensorDataset):
         def __getitem__(self, i: int) -> Any:
             if torch.initial_seed():  # else a look at the samples before round 1
-                drawn.append(torch.rand(()).item())
+                numbers.append(torch.rand(()).item())
             return super().__getitem__(i)
 
     weights([Noting(*c) for c in CLIENTS], rounds=1, local_epochs=2)
-    assert len({*drawn}) == len(drawn) >= sum(SIZES)
+    assert len({*numbers}) == len(numbers) >= sum(SIZES)
 
 
 def test_a_data_loader_that_a_function_makes() -> None:
@@ -222,17 +222,17 @@ def test_a_data_loader_that_a_function_makes() -> None:
 
 
 def test_floating_inputs_follow_the_dtype_and_others_do_not() -> None:
-    seen: set[torch.dtype] = set()
+    dtypes: set[torch.dtype] = set()
 
     def forward(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         x, scale, y = batch
-        seen.update({x.dtype, scale.dtype, y.dtype})
+        dtypes.update({x.dtype, scale.dtype, y.dtype})
         scores: Tensor = model(x) * scale
         return scores
 
     clients = [TensorDataset(x, torch.ones(len(y), 1), y) for x, y in CLIENTS]
     exact = weights(clients, forward=forward, test=None, dtype=torch.float64)
-    assert seen == {torch.int64, torch.float64}
+    assert dtypes == {torch.int64, torch.float64}
     assert torch.equal(exact, weights(CLIENTS, dtype=torch.float64))
 
 
@@ -291,7 +291,7 @@ def test_workers_read_the_same_batches() -> None:
 
 def test_losses_by_name_and_metrics() -> None:
     x, y = torch.randn(20, 3), torch.randn(20, 1)
-    found = simulate(
+    metrics = simulate(
         "fedavg",
         clients=iter([(x, y), (x, y)]),
         test=TensorDataset(x, y),
@@ -300,7 +300,7 @@ def test_losses_by_name_and_metrics() -> None:
         metrics="mae",
         rounds=1,
     ).metrics
-    assert {"test-loss", "test-mae"} <= {*found}
+    assert {"test-loss", "test-mae"} <= {*metrics}
     named = history(CLIENTS, loss="cross-entropy", metrics="f1, accuracy")
     assert torch.equal(named.weights, weights(CLIENTS))
     assert {"test-f1", "test-accuracy"} <= {*named.metrics}
@@ -369,9 +369,9 @@ REFUSED += [
 
 @pytest.mark.parametrize(("clients", "changes", "message"), REFUSED)
 def test_refused_in_one_line(clients: Any, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message) as raised:
+    with pytest.raises(ValueError, match=message) as error:
         history(clients, **{"test": None, **changes})
-    assert "\n" not in str(raised.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("change", [1, -1])
@@ -388,13 +388,13 @@ def test_a_pass_of_another_number_of_samples_does_not_count(
 
     logging.getLogger("flwr").addHandler(caplog.handler)
     try:
-        found = history([CLIENTS[0], growing], rounds=1, participation=1.0).metrics.iloc[-1]
+        row = history([CLIENTS[0], growing], rounds=1, participation=1.0).metrics.iloc[-1]
     finally:
         logging.getLogger("flwr").removeHandler(caplog.handler)
-    assert (found["replies"], found["dropped"]) == (1, 1)
-    got = "at least 11" if change > 0 else "9"
+    assert (row["replies"], row["dropped"]) == (1, 1)
+    number = "at least 11" if change > 0 else "9"
     assert (
-        f"expected 10 samples in every pass, as in the one that was counted, got {got}; give"
+        f"expected 10 samples in every pass, as in the one that was counted, got {number}; give"
         in (caplog.text)
     )
 
@@ -424,16 +424,16 @@ def test_labels_below_zero_are_for_the_loss_to_read() -> None:
 @pytest.mark.parametrize(("name", "ids"), [("transformer", WORDS), ("tests.own:bag_of_tokens", 12)])
 def test_a_model_by_name_of_the_tokens_that_occur(name: str, ids: int) -> None:
     last = [(torch.full_like(TEST[0], WORDS), TEST[1])] if ids > WORDS else []
-    found = history([*CLIENTS, *last], model=name, rounds=1, local_epochs=1).model
-    assert ids in {len(tensor) for tensor in found.values()}
+    tensors = history([*CLIENTS, *last], model=name, rounds=1, local_epochs=1).model
+    assert ids in {len(tensor) for tensor in tensors.values()}
 
 
 def test_a_model_by_name_predicts_as_many_numbers_as_there_are() -> None:
     x, y = torch.randn(20, 3), torch.randn(20, 2)
-    found = simulate(
+    tensors = simulate(
         "fedavg", clients=[(x, y)], test=(x, y), model="linear", loss="mean-squared-error", rounds=1
     ).model
-    assert [tuple(tensor.shape) for tensor in found.values()] == [(2, 3), (2,)]
+    assert [tuple(tensor.shape) for tensor in tensors.values()] == [(2, 3), (2,)]
 
 
 def test_test_labels_that_the_model_has_no_output_for_are_refused() -> None:
@@ -473,12 +473,12 @@ def test_a_client_s_label_or_input_that_cannot_be_trained_on_is_refused_before_a
     with pytest.raises(ValueError, match=line):
         simulate("fedavg", clients=[holes], model=nn.Linear(4, 3), rounds=1)
     for form in (TensorDataset, lambda *parts: parts):  # what is NaN is left out by this loss
-        known = numbers.clone()
-        known[0] = torch.nan
-        found = simulate(
-            "fedavg", clients=[form(x, known)], model=nn.Linear(4, 1), loss=own.of_known, rounds=1
+        targets = numbers.clone()
+        targets[0] = torch.nan
+        result = simulate(
+            "fedavg", clients=[form(x, targets)], model=nn.Linear(4, 1), loss=own.of_known, rounds=1
         )
-        assert math.isfinite(found.metrics["train-loss"].iloc[-1])
+        assert math.isfinite(result.metrics["train-loss"].iloc[-1])
 
 
 class OneInARow(nn.Linear):
@@ -521,9 +521,9 @@ def test_what_no_copy_or_no_second_pass_survives_is_refused() -> None:
         (InPlace(), r"TypeError: it changes its arguments in place; copy them"),
     ):
         x, y = torch.randn(6, 4), torch.arange(6) % 3
-        with pytest.raises(ValueError, match=line) as refused:
+        with pytest.raises(ValueError, match=line) as error:
             simulate("fedavg", clients=[(x, y)] * 2, model=model, rounds=1)
-        assert "\n" not in str(refused.value)
+        assert "\n" not in str(error.value)
 
 
 def test_a_label_of_a_sequence_without_an_output_is_refused_before_a_round() -> None:

@@ -1,4 +1,4 @@
-"""A run that was ended goes on as if it had not been: the same bits, the same tables."""
+"""A run that was ended resumes as if it had not been: the same bits, the same tables."""
 
 import csv
 import importlib
@@ -82,30 +82,30 @@ def run(config: RunConfig, **more: Any) -> RunDirectory:
 
 def written(path: Path) -> dict[str, Any]:
     """What a run has to show, but for seconds, commits and names."""
-    found: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for name in ("metrics.csv", "clients.csv"):
         with (path / name).open(newline="") as file:
             rows = list(csv.DictReader(file))
-        found[name] = [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
-    found["model"] = (path / "model.safetensors").read_bytes()
+        content[name] = [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+    content["model"] = (path / "model.safetensors").read_bytes()
     summary = json.loads((path / "summary.json").read_text())
-    found["summary"] = {k: v for k, v in summary.items() if k not in ("seconds", "process")}
+    content["summary"] = {k: v for k, v in summary.items() if k not in ("seconds", "process")}
     last = Checkpoints(path / "checkpoint").load()
-    found["state"] = {name: v.numpy().tobytes() for name, v in last.server.items()}
-    found["clients"] = {
+    content["state"] = {name: v.numpy().tobytes() for name, v in last.server.items()}
+    content["clients"] = {
         i: (round, {name: v.numpy().tobytes() for name, v in state.items()})
         for i, (round, state) in last.clients.items()
     }
-    return found
+    return content
 
 
 def resumed(settings: dict[str, Any], name: str, **more: Any) -> dict[str, Any]:
     """What a run shows that was interrupted and resumed: the same as an uninterrupted one."""
     whole = run(make(settings, name=f"{name}-whole", **more))
     interrupted(make(settings, name=f"{name}-parts", **more))
-    found = written(run(make(settings, name=f"{name}-parts", resume=True, **more)).path)
-    assert found == written(whole.path)
-    return found
+    content = written(run(make(settings, name=f"{name}-parts", resume=True, **more)).path)
+    assert content == written(whole.path)
+    return content
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +136,8 @@ def test_optimisers_go_on_as_if_the_run_had_not_stopped(
 ) -> None:
     steps = {"algo": "scaffold", "model": "mlp", "optimizer": optimizer, "optimizer_state": state}
     more = {**steps, "lr": 0.01, "client_state": client_state, "lr_schedule": "cosine"}
-    found = resumed(settings, f"{optimizer}-{state}-{client_state}", **more)
-    vectors = [*found["state"], *(v for _, state in found["clients"].values() for v in state)]
+    content = resumed(settings, f"{optimizer}-{state}-{client_state}", **more)
+    vectors = [*content["state"], *(v for _, state in content["clients"].values() for v in state)]
     assert any(v.startswith("moments.") for v in vectors)
 
 
@@ -165,9 +165,9 @@ def test_what_is_beside_w_goes_on_as_if_the_run_had_not_stopped(
     algo: str, buffers: str, client_state: str, settings: dict[str, Any]
 ) -> None:
     more = {**ROLES, "algo": algo, "buffers": buffers, "client_state": client_state}
-    found = resumed(settings, f"roles-{algo}-{buffers}-{client_state}", **more)
-    assert ("buffers" in found["state"]) == (buffers == "mean")
-    assert all("local" in state for _, state in found["clients"].values())
+    content = resumed(settings, f"roles-{algo}-{buffers}-{client_state}", **more)
+    assert ("buffers" in content["state"]) == (buffers == "mean")
+    assert all("local" in state for _, state in content["clients"].values())
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_what_is_beside_w_goes_on_as_if_the_run_had_not_stopped(
 def test_states_on_disk_are_those_in_memory(
     name: str, vectorize: str, settings: dict[str, Any]
 ) -> None:
-    """Also in the checkpoint, and where a run goes on from it with its states elsewhere."""
+    """Also in the checkpoint, and where a run resumes from it with its states elsewhere."""
     more = {"algo": name, "vectorize": vectorize}
     memory = make(settings, name=f"{name}-{vectorize}-memory", client_state="memory", **more)
     named = {"name": f"{name}-{vectorize}-disk", **more}
@@ -245,23 +245,23 @@ def test_a_run_goes_on_from_an_earlier_checkpoint(settings: dict[str, Any]) -> N
     whole = run(make(settings, algo="fedinit", name="earlier", checkpoint_every=2))
     before = written(whole.path)
     config = make(settings, algo="fedinit", name="earlier", checkpoint_every=2, resume=True)
-    checkpoints, seen = Checkpoints(whole.path / "checkpoint"), []
+    checkpoints, numbers = Checkpoints(whole.path / "checkpoint"), []
     assert checkpoints.numbers() == [4, ROUNDS]
-    again = run(config, at=4, on_round=lambda _: seen.append(checkpoints.numbers()))
-    assert seen == [[4]]  # what came after is gone, also for a run that is killed now
+    again = run(config, at=4, on_round=lambda _: numbers.append(checkpoints.numbers()))
+    assert numbers == [[4]]  # what came after is gone, also for a run that is killed now
     assert written(again.path) == before
 
 
 def test_clients_files_are_written_once_and_kept_while_they_are_named(
     settings: dict[str, Any],
 ) -> None:
-    found = run(make(settings, algo="scaffold", name="files", checkpoint_every=1))
-    folder = found.path / "checkpoint"
+    directory = run(make(settings, algo="scaffold", name="files", checkpoint_every=1))
+    folder = directory.path / "checkpoint"
     named = set()
     for number in (ROUNDS - 1, ROUNDS):
         named |= set(json.loads((folder / f"{number}.json").read_text())["content"]["files"])
-    there = {p.relative_to(folder).as_posix() for p in folder.rglob("*.safetensors")}
-    assert there == named
+    files = {p.relative_to(folder).as_posix() for p in folder.rglob("*.safetensors")}
+    assert files == named
     assert load_file(folder / f"{ROUNDS}.safetensors").keys() == {"w", "accepted", "server.c"}
 
 
@@ -286,7 +286,7 @@ def test_a_run_that_was_killed_before_its_model_is_completed(
     again = run(make(settings, algo="scaffold", name="model", resume=True))
     assert written(again.path) == scaffold
     assert status(path) == "completed"
-    assert [p.name for p in path.rglob(".*")] == [".notes.json"]  # of what nobody finished, nothing
+    assert [p.name for p in path.rglob(".*")] == [".notes.json"]  # nothing unfinished
 
 
 def test_a_run_is_completed_with_the_rounds_that_it_has(settings: dict[str, Any]) -> None:
@@ -356,8 +356,8 @@ def test_a_run_resumes_where_its_data_and_its_clients_states_have_moved(
 ) -> None:
     copy_of(settings, "moved")
     data = shutil.copy(settings["data-dir"], tmp_path / "elsewhere.npz")
-    moved = {"data_dir": str(data), "state_dir": str(tmp_path), "tracker": "none"}
-    again = run(make(settings, algo="scaffold", name="moved", resume=True, **moved))
+    places = {"data_dir": str(data), "state_dir": str(tmp_path), "tracker": "none"}
+    again = run(make(settings, algo="scaffold", name="moved", resume=True, **places))
     assert json.loads((again.path / "summary.json").read_text())["rounds"] == ROUNDS
 
 
@@ -469,24 +469,24 @@ def test_other_samples_and_another_partition_are_refused(
     data, parts = tmp_path / "data.npz", tmp_path / "parts.json"
     striped = [[*range(i, 48, 4)] for i in range(4)]
     blocks = [[*range(i, i + 12)] for i in (0, 12, 24, 36)]
-    begun = settings | {"data-dir": str(data), "partition-file": str(parts), "partition": "file"}
-    begun |= {"algo": "fedavg", "name": "data", "num-server-rounds": 2}
+    keys = settings | {"data-dir": str(data), "partition-file": str(parts), "partition": "file"}
+    keys |= {"algo": "fedavg", "name": "data", "num-server-rounds": 2}
 
-    def resume(arrays: dict[str, Any], held: list[list[int]]) -> None:
+    def resume(arrays: dict[str, Any], indices: list[list[int]]) -> None:
         np.savez(data, **arrays)
-        parts.write_text(json.dumps(held))
+        parts.write_text(json.dumps(indices))
         load._load_task.cache_clear()
-        run(RunConfig.make({**begun, "resume": True, "num-server-rounds": 3}))
+        run(RunConfig.make({**keys, "resume": True, "num-server-rounds": 3}))
 
     np.savez(data, **arrays)
     parts.write_text(json.dumps(striped))
-    run(RunConfig.make(begun))
+    run(RunConfig.make(keys))
     other = arrays | {"x_train": arrays["x_train"] + 1}
     more = arrays | {name: np.tile(arrays[name], (2, 1)) for name in ("x_train",)}
     more["y_train"] = np.tile(arrays["y_train"], 2)
-    for changed in (other, more):
+    for samples in (other, more):
         with pytest.raises(ValueError, match=r"^resume: expected the samples that the run.*$"):
-            resume(changed, striped)
+            resume(samples, striped)
     with pytest.raises(ValueError, match=r"^resume: expected the partition that the run began.*$"):
         resume(arrays, blocks)
     resume(arrays, striped)
@@ -554,8 +554,8 @@ def test_the_same_settings_after_a_reload_have_the_new_code(
         file.write_text(code.format(bias))
         if "net_of_a_notebook" in sys.modules:
             importlib.reload(sys.modules["net_of_a_notebook"])
-        found = run(RunConfig.make(own | {"name": f"bias-{bias}"}))
-        sizes.append(len(load_model(found.path)))
+        directory = run(RunConfig.make(own | {"name": f"bias-{bias}"}))
+        sizes.append(len(load_model(directory.path)))
     assert sizes == [2, 1]
 
 
@@ -585,10 +585,10 @@ def test_more_rounds_of_a_method_that_anneals_are_another_run(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     for name in ("dispfl", "dpsgd"):
-        begun = make(settings, algo=name, name=f"anneal-{name}", num_server_rounds=2)
-        run(begun)
+        config = make(settings, algo=name, name=f"anneal-{name}", num_server_rounds=2)
+        run(config)
         caplog.clear()
-        run(RunConfig.make(begun.flat | {"num-server-rounds": 3, "resume": True}))
+        run(RunConfig.make(config.flat | {"num-server-rounds": 3, "resume": True}))
         lines = [line for line in caplog.text.splitlines() if "num-server-rounds=2" in line]
         assert len(lines) == (name == "dispfl")
 
@@ -657,9 +657,9 @@ def test_a_strategy_resumes_the_run_of_its_defaults(
         clients = [(task.prepare(x, torch.float32), y) for x, y in samples]
         arguments = {k: v for k, v in arguments.items() if k not in keys}
         arguments |= {"clients": clients, "model": task.module}
-    made = config.strategy
-    kind: Any = type(made)
-    own = kind(**{f.name: getattr(made, f.name) for f in fields(Settings)})
+    strategy = config.strategy
+    kind: Any = type(strategy)
+    own = kind(**{f.name: getattr(strategy, f.name) for f in fields(Settings)})
     assert simulate(own, **arguments).metrics["round"].tolist() == [2]
     if not (own.all_clients or own.topology.is_decentralised):
         few = replace(own, fraction_train=0.5)
@@ -674,11 +674,11 @@ def test_checkpoints_refuse_nothing_that_they_wrote(tmp_path: Path) -> None:
     w = torch.arange(3.0)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(7, {"t": 7}, {"w": w, "again": w}, {4: (2, {"c": w[1:]})})
-    found = checkpoints.load()
-    assert found.number == 7
-    assert torch.equal(found.server["again"], w)
-    assert torch.equal(found.clients[4][1]["c"], w[1:])
-    assert found.clients[4][0] == 2
+    checkpoint = checkpoints.load()
+    assert checkpoint.number == 7
+    assert torch.equal(checkpoint.server["again"], w)
+    assert torch.equal(checkpoint.clients[4][1]["c"], w[1:])
+    assert checkpoint.clients[4][0] == 2
     (tmp_path / "7.json").write_text("[]")
     with pytest.raises(DamagedError, match="none is before it"):
         checkpoints.load()

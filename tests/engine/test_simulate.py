@@ -62,7 +62,7 @@ def same(a: History, b: History) -> bool:
 
 def test_the_documented_call() -> None:
     """SCAFFOLD on least squares, its formulas written out for all clients at once."""
-    found = simulate(
+    result = simulate(
         "scaffold",
         clients=LEAST_SQUARES.clients(),
         model=linear(W0),
@@ -94,22 +94,22 @@ def test_the_documented_call() -> None:
         w = w + 0.5 * (averages[-1] - w)
         weights.append(w)
         c = c + (c_i - before).sum(0) / C
-    np.testing.assert_allclose(found.weights, weights, rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(found.averages, averages, rtol=1e-10, atol=1e-12)
-    for i, state in enumerate(found.clients):
+    np.testing.assert_allclose(result.weights, weights, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(result.averages, averages, rtol=1e-10, atol=1e-12)
+    for i, state in enumerate(result.clients):
         np.testing.assert_allclose(state.c_i, c_i[i], rtol=1e-10, atol=1e-12)
-    assert isinstance(found.metrics, pd.DataFrame)
-    assert found.metrics["round"].tolist() == [0, 1, 2, 3, 4]
-    assert found.metrics["replies"].tolist()[1:] == [2, 3, 1, 2]
-    assert list(found.model) == ["weight"]
-    assert torch.equal(found.model["weight"], found.weights[-1:])
+    assert isinstance(result.metrics, pd.DataFrame)
+    assert result.metrics["round"].tolist() == [0, 1, 2, 3, 4]
+    assert result.metrics["replies"].tolist()[1:] == [2, 3, 1, 2]
+    assert list(result.model) == ["weight"]
+    assert torch.equal(result.model["weight"], result.weights[-1:])
 
 
 def test_a_fraction_draws_cohorts_of_that_size() -> None:
-    found = history(participation=0.5)
-    assert found.metrics["replies"].tolist()[1:] == [3] * 4
+    result = history(participation=0.5)
+    assert result.metrics["replies"].tolist()[1:] == [3] * 4
     assert history(participation=1).metrics["replies"].tolist()[1:] == [6] * 4
-    assert not same(found, history(participation=0.5, seed=1))
+    assert not same(result, history(participation=0.5, seed=1))
 
 
 def test_a_strategy_is_as_good_as_its_name() -> None:
@@ -117,9 +117,9 @@ def test_a_strategy_is_as_good_as_its_name() -> None:
         k: PLAIN[k] for k in ("lr", "lr_decay", "weight_decay", "local_steps", "batch_size")
     }
     scaffold = Scaffold(precision="float64", clip_norm=0.0, **settings)
-    found = simulate(scaffold, **TASK, participation=SCHEDULE, record="weights")
-    assert same(found, history("scaffold"))
-    assert found.settings == history("scaffold").settings
+    result = simulate(scaffold, **TASK, participation=SCHEDULE, record="weights")
+    assert same(result, history("scaffold"))
+    assert result.settings == history("scaffold").settings
 
 
 def test_a_strategy_serves_any_number_of_runs() -> None:
@@ -131,15 +131,15 @@ def test_a_strategy_serves_any_number_of_runs() -> None:
     def make() -> Scaffold:
         return Scaffold(precision="float64", lr=0.05, local_steps=2, fraction_train=0.5)
 
-    given, drawn = run(make(), SCHEDULE), run(make(), None)
-    assert not same(given, drawn)
+    by_schedule, by_seed = run(make(), SCHEDULE), run(make(), None)
+    assert not same(by_schedule, by_seed)
     one = make()
-    assert same(run(one, SCHEDULE), given)
-    assert same(run(one, None), drawn)
+    assert same(run(one, SCHEDULE), by_schedule)
+    assert same(run(one, None), by_seed)
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(run, one, SCHEDULE), pool.submit(run, one, None)]
-        assert same(both[0].result(), given)
-        assert same(both[1].result(), drawn)
+        assert same(both[0].result(), by_schedule)
+        assert same(both[1].result(), by_seed)
     assert one == make()
     assert hash(one) == hash(make())
     with pytest.raises(FrozenInstanceError):
@@ -152,7 +152,7 @@ def vars_of(method: Scaffold) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("more", "line"),
     [
         ({"lr": 0.5}, "lr: expected it in the strategy, as FedAvg(lr=...), which has the "),
         ({"dtype": torch.float64}, "precision: expected it in the strategy, as FedAvg(precision="),
@@ -164,11 +164,11 @@ def vars_of(method: Scaffold) -> dict[str, Any]:
         ({"partition": "iid"}, "partition: expected it without clients=, whose samples are used "),
     ],
 )
-def test_what_would_have_no_effect_is_refused_in_one_line(given: dict[str, Any], line: str) -> None:
-    with pytest.raises(TypeError) as refused:
-        simulate(FedAvg(), **TASK, **given)
-    assert str(refused.value).startswith(line)
-    assert "\n" not in str(refused.value)
+def test_what_would_have_no_effect_is_refused_in_one_line(more: dict[str, Any], line: str) -> None:
+    with pytest.raises(TypeError) as error:
+        simulate(FedAvg(), **TASK, **more)
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -217,38 +217,38 @@ def test_a_key_is_recorded_or_refused(key: str) -> None:
     small: dict[str, Any] = {"rounds": 1, "num_clients": 3, "local_steps": 1, "model": "linear"}
     plain = plain_settings()
     renamed = {"num-server-rounds": "rounds", "num-clients": "num_clients"}
-    given = small | {renamed.get(key, key.replace("-", "_") if "." not in key else key): other}
-    algo = given.pop("algo", "fedinit")
+    arguments = small | {renamed.get(key, key.replace("-", "_") if "." not in key else key): other}
+    algo = arguments.pop("algo", "fedinit")
     try:
         with quiet():
-            found = simulate(algo, **given).settings
+            settings = simulate(algo, **arguments).settings
     except (TypeError, ValueError, FileNotFoundError, FederationError):
         return
-    assert found[key] == other
-    assert found != plain
+    assert settings[key] == other
+    assert settings != plain
 
 
 def test_what_is_recorded() -> None:
-    found = history()
-    assert found.weights.shape == found.averages.shape == (5, 5)
-    assert torch.equal(found.weights[0], torch.from_numpy(W0))
-    assert torch.equal(found.averages[0], found.weights[0])
-    active = [[state is not None for state in states] for states in found.states]
-    seen: set[int] = set()
+    result = history()
+    assert result.weights.shape == result.averages.shape == (5, 5)
+    assert torch.equal(result.weights[0], torch.from_numpy(W0))
+    assert torch.equal(result.averages[0], result.weights[0])
+    active = [[state is not None for state in states] for states in result.states]
+    clients: set[int] = set()
     for t, cohort in enumerate([[], *SCHEDULE]):
-        seen |= set(cohort)
-        assert active[t] == [i in seen for i in range(C)]
+        clients |= set(cohort)
+        assert active[t] == [i in clients for i in range(C)]
     less = simulate("scaffold", **PLAIN)
     assert less.weights is less.averages is less.states is None
-    assert torch.equal(less.model["weight"], found.model["weight"])
-    assert torch.equal(less.clients[3].c_i, found.clients[3].c_i)
+    assert torch.equal(less.model["weight"], result.model["weight"])
+    assert torch.equal(less.clients[3].c_i, result.clients[3].c_i)
 
 
 def test_dtype_is_that_of_every_vector() -> None:
     for dtype in (torch.float32, torch.float64):
-        found = history(dtype=dtype)
-        assert {found.weights.dtype, found.model["weight"].dtype} == {dtype}
-        assert found.clients[0].c_i.dtype == dtype
+        result = history(dtype=dtype)
+        assert {result.weights.dtype, result.model["weight"].dtype} == {dtype}
+        assert result.clients[0].c_i.dtype == dtype
     double, single = history(), history(dtype=torch.float32)
     torch.testing.assert_close(single.weights.double(), double.weights, rtol=1e-4, atol=1e-5)
     assert not torch.equal(single.weights.double(), double.weights)
@@ -264,8 +264,8 @@ def test_a_module_is_left_as_it_was() -> None:
     module = nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 1)).double().eval()
     before = copy.deepcopy(module.state_dict())
     pointers = [p.data_ptr() for p in module.parameters()]
-    found = history(model=module, dtype=torch.float32)
-    assert not torch.equal(found.weights[0], found.weights[-1])
+    result = history(model=module, dtype=torch.float32)
+    assert not torch.equal(result.weights[0], result.weights[-1])
     for name, value in module.state_dict().items():
         assert torch.equal(value, before[name])
     assert [p.data_ptr() for p in module.parameters()] == pointers
@@ -306,11 +306,11 @@ def test_a_data_set_by_name_twice() -> None:
 def test_a_model_by_name_fits_the_clients_tensors() -> None:
     torch.manual_seed(0)
     clients = [(torch.randn(8, 3), torch.arange(8) % 4) for _ in range(3)]
-    found = simulate(
+    result = simulate(
         "fedavg", clients=clients, test=clients[0], model="linear", rounds=2, participation=1.0
     )
-    assert [tuple(v.shape) for v in found.model.values()] == [(4, 3), (4,)]
-    assert found.metrics["test-loss"].iloc[-1] < found.metrics["test-loss"].iloc[0]
+    assert [tuple(v.shape) for v in result.model.values()] == [(4, 3), (4,)]
+    assert result.metrics["test-loss"].iloc[-1] < result.metrics["test-loss"].iloc[0]
 
 
 @pytest.mark.parametrize(
@@ -355,10 +355,10 @@ def test_a_model_by_name_fits_the_clients_tensors() -> None:
     ids=lambda v: str(next(iter(v))) if isinstance(v, dict) else "",
 )
 def test_settings_that_do_not_fit_are_one_line(changes: dict[str, Any], line: str) -> None:
-    with pytest.raises(ValueError, match=r".") as refused:
+    with pytest.raises(ValueError, match=r".") as error:
         history(changes.pop("algo", "scaffold"), **changes)
-    assert str(refused.value).startswith(line)
-    assert "\n" not in str(refused.value)
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)
 
 
 def test_a_run_without_a_trained_model_is_no_history() -> None:
@@ -378,14 +378,14 @@ def test_a_model_that_diverged_is_no_history() -> None:
 
 @pytest.fixture
 def flower_log() -> Iterator[list[logging.LogRecord]]:
-    seen: list[logging.LogRecord] = []
+    records: list[logging.LogRecord] = []
     handler = logging.Handler()
-    handler.emit = seen.append  # type: ignore[method-assign]
+    handler.emit = records.append  # type: ignore[method-assign]
     log = logging.getLogger("flwr")
     level = log.level
     log.setLevel(logging.INFO)
     log.addHandler(handler)
-    yield seen
+    yield records
     log.removeHandler(handler)
     log.setLevel(level)
 
@@ -406,7 +406,7 @@ def test_keys_without_effect_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("more", "line"),
     [
         ({"num_server_rounds": 9}, "num-server-rounds: expected it or rounds="),
         ({"num_clients": 9}, "num-clients: expected it or clients="),
@@ -416,19 +416,19 @@ def test_keys_without_effect_are_refused() -> None:
         ({"sampling": "bernoulli"}, "sampling: expected it or participation="),
     ],
 )
-def test_what_an_argument_sets_too_is_refused(given: dict[str, Any], line: str) -> None:
+def test_what_an_argument_sets_too_is_refused(more: dict[str, Any], line: str) -> None:
     with pytest.raises(TypeError, match=f"^{line}"):
-        simulate("fedavg", **{**PLAIN, "dtype": None, **given})
+        simulate("fedavg", **{**PLAIN, "dtype": None, **more})
 
 
-@pytest.mark.parametrize("given", ["half", [0, 1], [["0"]], [0.5]])
-def test_a_participation_of_another_form_is_one_line(given: Any) -> None:
+@pytest.mark.parametrize("form", ["half", [0, 1], [["0"]], [0.5]])
+def test_a_participation_of_another_form_is_one_line(form: Any) -> None:
     with pytest.raises(ValueError, match=r"^participation: expected a share .*, got [^\n]+$"):
-        history(participation=given)
+        history(participation=form)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "argument",
     [
         {"test": torch.ones(2)},
         {"loss": lambda p, y: (p - y).square().mean()},
@@ -436,10 +436,10 @@ def test_a_participation_of_another_form_is_one_line(given: Any) -> None:
         {"targets": "digit"},
     ],
 )
-def test_arguments_about_ones_own_samples_need_clients(given: dict[str, Any]) -> None:
-    (name,) = given
+def test_arguments_about_ones_own_samples_need_clients(argument: dict[str, Any]) -> None:
+    (name,) = argument
     with pytest.raises(TypeError, match=f"^{name}: expected it with clients=, got it without$"):
-        simulate("fedavg", rounds=1, num_clients=2, local_steps=1, **given)
+        simulate("fedavg", rounds=1, num_clients=2, local_steps=1, **argument)
 
 
 def test_quiet_lets_warnings_through(flower_log: list[logging.LogRecord]) -> None:
@@ -470,9 +470,9 @@ def test_workers_need_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_advice_for_a_wrong_keyword_is_python() -> None:
-    with pytest.raises(ValueError, match=r"unknown key 'rho' ") as caught:
+    with pytest.raises(ValueError, match=r"unknown key 'rho' ") as error:
         simulate("afedpd", rho=0.1)
-    (advice,) = re.findall(r"did you mean (.*)\?\)", str(caught.value))
+    (advice,) = re.findall(r"did you mean (.*)\?\)", str(error.value))
     advice, _, _ = advice.partition(" or ")
     assert advice == '**{"afedpd.rho": ...}'
     keys: dict[str, Any] = eval(advice[2:].replace("...", "0.2"))

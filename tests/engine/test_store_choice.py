@@ -25,7 +25,7 @@ def strategy(**keys: Any) -> FederatedStrategy:
 
 
 @pytest.mark.parametrize(
-    ("keys", "clients", "rounds", "visited"),
+    ("keys", "clients", "rounds", "visits"),
     [
         ({}, 1_000_000, 30, 30_000),  # 1,000 a round
         ({}, 1_000_000, 2000, 1_000_000),
@@ -36,13 +36,13 @@ def strategy(**keys: Any) -> FederatedStrategy:
     ],
 )
 def test_states_are_weighed_by_the_clients_that_are_visited(
-    keys: dict[str, Any], clients: int, rounds: int, visited: int, monkeypatch: pytest.MonkeyPatch
+    keys: dict[str, Any], clients: int, rounds: int, visits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_choice, "free_memory", lambda: 1.0)
     choice = choose("auto", strategy(**keys), clients, rounds, 4000)
-    kept = visited if strategy(**keys).cost.client else 0
-    assert choice.size == 2 * kept * 4000
-    assert choice.on_disk == (kept > 0)
+    states = visits if strategy(**keys).cost.client else 0
+    assert choice.size == 2 * states * 4000
+    assert choice.on_disk == (states > 0)
 
 
 @pytest.mark.parametrize(("free", "on_disk"), [(0.4, True), (0.49, False)])
@@ -58,13 +58,13 @@ def test_files_are_taken_where_states_take_more_than_half_of_what_is_free(
 
 
 @pytest.mark.parametrize(
-    ("asked", "line"),
+    ("place", "line"),
     [("memory", "client states in memory: as set"), ("disk", "client states on disk: as set")],
 )
-def test_what_is_asked_is_done(asked: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_asked_is_done(place: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_choice, "free_memory", lambda: 1.0)
-    choice = choose(asked, strategy(), 1_000_000, 30, 4000)
-    assert (choice.on_disk, str(choice)) == (asked == "disk", line)
+    choice = choose(place, strategy(), 1_000_000, 30, 4000)
+    assert (choice.on_disk, str(choice)) == (place == "disk", line)
 
 
 def test_only_a_choice_of_files_that_nobody_asked_for_is_a_warning(
@@ -106,9 +106,9 @@ def test_what_simulate_returns_lies_in_memory_and_is_the_same(algo: str) -> None
     assert torch.equal(disk.weights, memory.weights)
     for of_disk, of_memory in zip(disk.states, memory.states, strict=True):
         for a, b in zip(of_disk, of_memory, strict=True):
-            found, expected = dict(leaves(a)), dict(leaves(b))
-            assert found.keys() == expected.keys()
-            assert all(torch.equal(v, expected[name]) for name, v in found.items())
+            vectors, expected = dict(leaves(a)), dict(leaves(b))
+            assert vectors.keys() == expected.keys()
+            assert all(torch.equal(v, expected[name]) for name, v in vectors.items())
 
 
 def test_states_that_come_from_a_gpu_are_not_copied() -> None:

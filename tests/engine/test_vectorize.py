@@ -169,7 +169,7 @@ def test_the_seconds_of_clients_are_those_of_their_round(how: str) -> None:
 
 
 def test_in_float32_the_last_bits_differ_and_no_more() -> None:
-    found = []
+    weights = []
     for how in ("off", "on"):
         history = simulate(
             "scaffold",
@@ -181,8 +181,8 @@ def test_in_float32_the_last_bits_differ_and_no_more() -> None:
             batch_size=2,
             vectorize=how,
         )
-        found.append(history.weights)
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+        weights.append(history.weights)
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-4, atol=1e-5)
 
 
 def test_a_client_that_fails_concerns_itself_alone() -> None:
@@ -212,12 +212,12 @@ def test_a_clients_state_has_a_memory_of_its_own() -> None:
 
 
 def test_a_crash_within_a_cohort() -> None:
-    found = [
+    histories = [
         run(small("fedinit"), how, faults=lambda t, i: "crash" if (t, i) == (1, 3) else None)
         for how in ("off", "on")
     ]
-    torch.testing.assert_close(found[1].weights, found[0].weights, rtol=1e-10, atol=1e-12)
-    assert [h.metrics["dropped"].iloc[2] for h in found] == [1, 1]
+    torch.testing.assert_close(histories[1].weights, histories[0].weights, rtol=1e-10, atol=1e-12)
+    assert [h.metrics["dropped"].iloc[2] for h in histories] == [1, 1]
 
 
 class Branching(nn.Module):
@@ -257,7 +257,7 @@ def task_of(model: nn.Module) -> Task:
 
 
 def test_a_module_that_takes_no_stack_is_trained_one_client_at_a_time() -> None:
-    found = [
+    weights = [
         simulate(
             Scaffold(precision="float64", batch_size=2, lr=0.05),
             clients=clients(),
@@ -268,7 +268,7 @@ def test_a_module_that_takes_no_stack_is_trained_one_client_at_a_time() -> None:
         ).metrics["replies"][1:]
         for how in ("off", "on")
     ]
-    assert (found[0] == found[1]).all()
+    assert (weights[0] == weights[1]).all()
 
 
 def test_a_module_that_takes_no_stack_is_tried_once(
@@ -287,9 +287,9 @@ def test_a_module_that_takes_no_stack_is_tried_once(
     keys: dict[str, Any] = {"rounds": 3, "vectorize": "on"}
     simulate(method, clients=clients(), model=Branching(), **keys)
     assert tries == [len(SIZES)]
-    told = [r.getMessage() for r in caplog.records if "one client at a time" in r.getMessage()]
-    assert len(told) == 1
-    assert told[0].startswith("one client at a time from now on: expected a model and a loss that")
+    texts = [r.getMessage() for r in caplog.records if "one client at a time" in r.getMessage()]
+    assert len(texts) == 1
+    assert texts[0].startswith("one client at a time from now on: expected a model and a loss that")
 
 
 def test_what_fails_for_many_clients_alone_is_a_warning(
@@ -304,13 +304,13 @@ def test_what_fails_for_many_clients_alone_is_a_warning(
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     method = FedAvg(precision="float64", fraction_train=1.0)
     keys: dict[str, Any] = {"clients": clients(), "rounds": 1, "vectorize": "on"}
-    found = []
+    messages = []
     for model in (module(), Untrainable(4, 3)):  # whose clients' own errors say enough
         caplog.clear()
         with suppress(FederationError):  # no round counts
             simulate(method, model=model, **keys)
-        found.append([m for r in caplog.records if "at once failed" in (m := r.getMessage())])
-    assert found == [
+        messages.append([m for r in caplog.records if "at once failed" in (m := r.getMessage())])
+    assert messages == [
         ["5 clients at once failed, one at a time did not: MemoryError: too little"],
         [],
     ]
@@ -355,8 +355,8 @@ def test_the_rule_knows_sizes_alone(
         monkeypatch.setattr(os, name, forbidden)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    found = {sizes_of(linear(inputs), inputs, batch_size, clients) for _ in range(20)}
-    [choice] = found
+    choices = {sizes_of(linear(inputs), inputs, batch_size, clients) for _ in range(20)}
+    [choice] = choices
     assert choice.why.startswith(expected)
     assert choice.vectorize == expected.startswith("many")
 
@@ -386,8 +386,8 @@ def test_a_call_on_a_gpu_holds_larger_models(device: str, calls: list[int]) -> N
     own = Task(linear(4), data, device=torch.device(device))
     down = Model(torch.zeros(2**23))  # 32 MiB
     instruction = SimpleNamespace(client=0, round=0)
-    reached: Any = [(SimpleNamespace(instruction=instruction, down=down), None)] * 3
-    assert [len(part) for part in fleet._parts(reached, own)] == calls
+    visits: Any = [(SimpleNamespace(instruction=instruction, down=down), None)] * 3
+    assert [len(part) for part in fleet._parts(visits, own)] == calls
 
 
 def test_the_rule_counts_bytes_and_not_numbers() -> None:
@@ -417,10 +417,10 @@ def test_what_is_set_is_taken() -> None:
 
 
 def test_simulate_chooses_by_the_cohorts_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    sizes: list[int] = []
 
     def seen(how: str, task: Task, strategy: FederatedStrategy, clients: int) -> VectorizeChoice:
-        asked.append(clients)
+        sizes.append(clients)
         return choose(how, task, strategy, clients)
 
     monkeypatch.setattr("fedaccord.engine.vectorize.choose", seen)
@@ -435,7 +435,7 @@ def test_simulate_chooses_by_the_cohorts_that_it_is_given(monkeypatch: pytest.Mo
             batch_size=2,
             vectorize="auto",
         )
-    assert asked == [4, 5, 2]  # (3 + 4 + 2 + 5) / 4 = 3.5
+    assert sizes == [4, 5, 2]  # (3 + 4 + 2 + 5) / 4 = 3.5
 
 
 def test_one_default_everywhere() -> None:
@@ -478,8 +478,8 @@ def test_the_choice_is_written_down_and_kept_by_a_resumed_run(
 
 def test_a_run_that_flower_left_took_one_client_at_a_time() -> None:
     """Its settings of an earlier version say "auto", which nothing resolved there."""
-    for begun in ({}, {"vectorize": "auto"}, {"vectorize": "off"}):
-        assert vectorize_of({"settings": begun}) == "off"
+    for keys in ({}, {"vectorize": "auto"}, {"vectorize": "off"}):
+        assert vectorize_of({"settings": keys}) == "off"
     assert vectorize_of({"settings": {"vectorize": "on"}}) == "on"
 
 
@@ -488,10 +488,10 @@ def test_a_cohort_of_a_real_run(settings: dict[str, Any]) -> None:
     config = RunConfig.make(settings)
     task = load_task(config.task, num_clients=config.num_clients)
     assert LocalFleet(task).vectorize is False
-    found = {}
+    weights = {}
     for how in ("on", "off"):
         keys = {k: v for k, v in settings.items() if k not in ("num-server-rounds", "out-dir")}
         history = simulate("feddyn", rounds=3, record="weights", **(keys | {"vectorize": how}))
-        found[how] = history.weights
-    torch.testing.assert_close(found["on"], found["off"], rtol=1e-4, atol=1e-6)
-    assert not torch.equal(found["on"][0], found["on"][-1])
+        weights[how] = history.weights
+    torch.testing.assert_close(weights["on"], weights["off"], rtol=1e-4, atol=1e-6)
+    assert not torch.equal(weights["on"][0], weights["on"][-1])

@@ -67,11 +67,11 @@ def waits(
         gpu.waits.clear()
         metrics = run.train_round().metrics
         assert metrics["dropped"] == 0
-    found = [*gpu.waits]
+    places = [*gpu.waits]
     for i in fleet.store.clients():  # copies that were not waited for have arrived
         state = fleet.store.unpack(fleet.store.load(i).latest.state)
         assert all(v.is_cpu and v.isfinite().all() for _, v in leaves(state))
-    return found
+    return places
 
 
 COHORTS = [("off", True), ("on", True), ("on", False)]
@@ -80,21 +80,21 @@ COHORTS = [("off", True), ("on", True), ("on", False)]
 @pytest.mark.parametrize(("vectorize", "augmented"), COHORTS)
 def test_a_round_waits_once(gpu: FakeGPU, vectorize: str, augmented: bool) -> None:
     for clients, steps in ((2, 1), (4, 1), (4, 3)):
-        found = waits(gpu, clients, steps, "fedavg", augmented, vectorize=vectorize)
-        assert len(found) == 1, found
+        places = waits(gpu, clients, steps, "fedavg", augmented, vectorize=vectorize)
+        assert len(places) == 1, places
 
 
 @pytest.mark.parametrize("algo", METHODS)
 def test_a_round_of_every_method_waits_once(gpu: FakeGPU, algo: str) -> None:
-    found = waits(gpu, 3, 1, algo)
-    assert len(found) == 1, found
+    places = waits(gpu, 3, 1, algo)
+    assert len(places) == 1, places
 
 
 @pytest.mark.parametrize("bound", ["max-client-norm", "max-update-norm"])
 @pytest.mark.parametrize("algo", ["fedavg", "scaffold", "dfedavg"])
 def test_a_round_with_bounds_waits_once(gpu: FakeGPU, algo: str, bound: str) -> None:
-    found = waits(gpu, 3, 1, algo, **{bound: 1e9})
-    assert len(found) == 1, found
+    places = waits(gpu, 3, 1, algo, **{bound: 1e9})
+    assert len(places) == 1, places
 
 
 def test_an_evaluation_waits_once(gpu: FakeGPU) -> None:
@@ -109,16 +109,16 @@ def test_an_evaluation_waits_once(gpu: FakeGPU) -> None:
 @pytest.mark.parametrize("vectorize", ["off", "on"])
 def test_states_are_written_to_disk_when_they_are_there(gpu: FakeGPU, vectorize: str) -> None:
     """After one wait for all of them; `waits` looks at their values."""
-    found = waits(gpu, 5, 2, "scaffold", store=FileStore(), vectorize=vectorize)
-    assert len(found) == 2, found
+    places = waits(gpu, 5, 2, "scaffold", store=FileStore(), vectorize=vectorize)
+    assert len(places) == 2, places
 
 
 def test_states_that_take_too_much_memory_are_written_in_parts(
     gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedaccord.engine.fleet.PENDING", 2 * 4 * 79403 * 2)  # of 2 clients
-    found = waits(gpu, 5, 2, "scaffold", store=FileStore())
-    assert len(found) == 3, found
+    places = waits(gpu, 5, 2, "scaffold", store=FileStore())
+    assert len(places) == 3, places
 
 
 # --- a reply that turns out to be bad -------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_what_is_read_late_is_dropped_as_if_it_had_never_come(
     monkeypatch: pytest.MonkeyPatch, algo: str, bad: float
 ) -> None:
     """1e31: of the loss, else of a vector. Losses are tensors, as those on a GPU."""
-    usual, weights, told, model = LocalFleet.train, [], [], nn.Linear(2, 2)
+    usual, weights, tables, model = LocalFleet.train, [], [], nn.Linear(2, 2)
     g = torch.Generator().manual_seed(0)
     data = [(torch.randn(4, 2, generator=g), torch.arange(4) % 2) for _ in range(4)]
 
@@ -158,9 +158,9 @@ def test_what_is_read_late_is_dropped_as_if_it_had_never_come(
         )  # fmt: skip
         assert history.metrics["dropped"].tolist()[1:] == [0, 1, 0]
         weights.append(history.weights)
-        told.append(history.metrics.drop(columns="seconds"))
+        tables.append(history.metrics.drop(columns="seconds"))
     assert torch.equal(*weights)
-    pd.testing.assert_frame_equal(*told, rtol=1e-6)
+    pd.testing.assert_frame_equal(*tables, rtol=1e-6)
 
 
 # --- on a GPU that is there -----------------------------------------------------------------------
@@ -184,12 +184,12 @@ def test_a_round_on_a_gpu_waits_for_it_once(vectorize: str) -> None:
         run.train_round()
     torch.cuda.set_sync_debug_mode("warn")
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as records:
             warnings.simplefilter("always")
             run.train_round()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert sum("synchronizing" in str(warning.message) for warning in told) == 1
+    assert sum("synchronizing" in str(warning.message) for warning in records) == 1
 
 
 @gpu_only

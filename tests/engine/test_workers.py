@@ -37,7 +37,7 @@ from tests.engine.test_vectorize import COHORTS, EVERYONE, SIZES, SOME, clients,
 ray = pytest.importorskip("ray")
 ray_constants = pytest.importorskip("ray._private.ray_constants")
 pytestmark = pytest.mark.flower  # it starts Ray
-TRAP = "FEDACCORD_TEST_TRAP"  # names the file that tells a loss what to do, once
+TRAP = "FEDACCORD_TEST_TRAP"  # names the file with what a loss is to do, once
 MODULE: Any = sys.modules["fedaccord.engine.simulate"]
 HERE = MODULE._clients  # those of a run without workers
 
@@ -160,8 +160,8 @@ def test_every_method(name: str, plugins: str, fleet: Any) -> None:
     method = small(name, plugins)
     everyone = method.topology.is_decentralised or method.all_clients
     cohorts = EVERYONE if everyone else COHORTS
-    here = run_here(small(name, plugins), cohorts=cohorts)
-    assert_same(run(small(name, plugins), cohorts), here)
+    expected = run_here(small(name, plugins), cohorts=cohorts)
+    assert_same(run(small(name, plugins), cohorts), expected)
     assert fleet.store.clients() == [*range(len(SIZES))]
 
 
@@ -174,17 +174,17 @@ def test_secure_sums(fleet: Any) -> None:
 
 def test_the_simulated_clock_does_not_depend_on_workers(fleet: Any) -> None:
     method = small("fedavg", device_profile="lognormal", deadline=0.3)
-    here, there = run_here(method), run(method)
-    assert_same(there, here)
-    assert here.metrics["dropped"].sum() > 0
+    expected, history = run_here(method), run(method)
+    assert_same(history, expected)
+    assert expected.metrics["dropped"].sum() > 0
 
 
 def test_visits_of_several_rounds_in_one_call(fleet: Any) -> None:
     own: dict[str, Any] = {"schedule": "buffered", "concurrency": 4, "buffer_size": 2}
     method = small("scaffold", device_profile="lognormal", **own)
-    here, there = run_here(method), run(method)
-    assert_same(there, here)
-    assert here.metrics["staleness"].max() > 0
+    expected, history = run_here(method), run(method)
+    assert_same(history, expected)
+    assert expected.metrics["staleness"].max() > 0
 
 
 @pytest.fixture(scope="module")
@@ -200,18 +200,18 @@ def test_a_worker_that_dies_changes_no_bit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """In the second round, when clients have states."""
-    seen: list[int] = []
+    visits: list[int] = []
 
     def on_client(client: int) -> None:
-        seen.append(client)
-        if len(seen) == len(COHORTS[0]):
+        visits.append(client)
+        if len(visits) == len(COHORTS[0]):
             trap.write_text("dies")
 
     monkeypatch.setattr(fleet, "_on_client", on_client)
     before = {slot.actor for slot in fleet._slots}
     assert_same(run(small("scaffold")), alone)
     assert len(before & {slot.actor for slot in fleet._slots}) == 1
-    assert sorted(seen) == sorted(i for cohort in COHORTS for i in cohort)
+    assert sorted(visits) == sorted(i for cohort in COHORTS for i in cohort)
     assert "a worker process died: another one starts, 1 clients" in caplog.text
 
 
@@ -278,9 +278,9 @@ def test_a_worker_past_the_time_of_a_round_is_ended(
     trap.write_text("sleeps")
     train, timeouts = fleet.train, iter([3.0])
     monkeypatch.setattr(fleet, "train", lambda requests, _: train(requests, next(timeouts, 300.0)))
-    dropped = run(small("scaffold")).metrics["dropped"].tolist()[1:]
-    assert dropped[0] >= 1
-    assert dropped[1:] == [0, 0, 0]
+    drops = run(small("scaffold")).metrics["dropped"].tolist()[1:]
+    assert drops[0] >= 1
+    assert drops[1:] == [0, 0, 0]
     assert LATE in caplog.text
 
 
@@ -289,12 +289,12 @@ def test_a_state_that_is_lost_makes_a_first_visit(
 ) -> None:
     from ray._private.internal_api import free
 
-    large, seen = ray.put(torch.zeros(10**6)), []
+    large, visits = ray.put(torch.zeros(10**6)), []
     free([large])  # as if its machine were gone
 
     def on_client(client: int) -> None:
-        seen.append(client)
-        if len(seen) == len(COHORTS[0]):
+        visits.append(client)
+        if len(visits) == len(COHORTS[0]):
             fleet.store.save(1, Memory(Version(0, large)))
 
     monkeypatch.setattr(fleet, "_on_client", on_client)
@@ -312,18 +312,18 @@ def test_a_network_that_fails(fleet: Any) -> None:
     def faults(t: int, i: int) -> str | None:
         return {(1, 3): "lost-reply", (2, 0): "crash", (3, 1): "duplicate"}.get((t, i))
 
-    here = run_here(small("scaffold"), faults=faults)
-    assert here.metrics["dropped"].tolist()[1:] == [0, 1, 1, 0]
-    assert_same(run(small("scaffold"), faults=faults), here)
+    expected = run_here(small("scaffold"), faults=faults)
+    assert expected.metrics["dropped"].tolist()[1:] == [0, 1, 1, 0]
+    assert_same(run(small("scaffold"), faults=faults), expected)
 
 
 def test_many_clients_in_one_call(own_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker takes its share of a cohort in one call; the last bits may differ."""
-    here = run_here(small("scaffold"))
+    expected = run_here(small("scaffold"))
     with workers(task(), workers=1, vectorize=True) as own:
         monkeypatch.setattr(MODULE, "_clients", lambda *_, **__: nullcontext(lambda _: own))
-        there = run(small("scaffold"))
-    torch.testing.assert_close(there.weights, here.weights, rtol=1e-10, atol=1e-12)
+        history = run(small("scaffold"))
+    torch.testing.assert_close(history.weights, expected.weights, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(("algo", "buffers"), [("scaffold", "mean"), ("ditto", "local")])
@@ -346,8 +346,8 @@ def test_states_beyond_the_memory_for_them_go_to_disk(own_ray: None) -> None:
     own = Task(lambda: fresh(), Clients(*zip(*samples, strict=True)), loss=F.mse_loss)
     with workers(own, workers=1) as fleet:
         fleet.restore((i, (0, Kept(torch.full((d,), float(i))))) for i in range(60))
-        kept = fleet.client_states([0] * 60)
-        assert all(float(state.c[0]) == i for i, (_, state) in kept.items())
+        states = fleet.client_states([0] * 60)
+        assert all(float(state.c[0]) == i for i, (_, state) in states.items())
 
 
 def test_no_room_for_a_state_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,18 +367,18 @@ def test_the_server_evaluates_on_the_cores_of_its_workers(
     assert fleet.evaluators == max(1, min(2, cores() // torch.get_num_threads()))
     test = tuple(torch.cat(part)[:7] for part in zip(*clients(), strict=True))
     method = partial(small, "fedavg")
-    here = run_here(method(), test=test)
-    seen = []
+    expected = run_here(method(), test=test)
+    threads = []
 
     def spy(*args: Any) -> dict[str, float]:
-        seen.append(args[-2])
+        threads.append(args[-2])
         return evaluate(*args)
 
     monkeypatch.setattr(fleet, "evaluators", 3)
     monkeypatch.setattr("fedaccord.task.task.evaluate", spy)
-    assert_same(run(method(), test=test), here)
-    assert "test-loss" in here.metrics
-    assert set(seen) == {3}
+    assert_same(run(method(), test=test), expected)
+    assert "test-loss" in expected.metrics
+    assert set(threads) == {3}
 
 
 def test_what_cannot_begin_is_refused_in_a_line(own_ray: None) -> None:

@@ -12,9 +12,9 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 def start(name: str, *words: str) -> list[str]:
     """The lines that an example prints."""
     command = [sys.executable, str(EXAMPLES / name), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.splitlines()
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout.splitlines()
 
 
 @pytest.mark.slow

@@ -16,10 +16,10 @@ def test_the_notebook_runs_and_shows_its_results(tmp_path: Path) -> None:
     client = nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()  # raises where a cell does
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    shown = [str([output.get("data", output) for output in cell.outputs]) for cell in cells]
-    assert ["image/png" in text for text in shown] == [True, False, False, True, False, False]
+    texts = [str([output.get("data", output) for output in cell.outputs]) for cell in cells]
+    assert ["image/png" in text for text in texts] == [True, False, False, True, False, False]
     for word, text in zip(
-        ("afedpd", "drift", "0.weight", "fading prox", "fedinit", "'0', '1'"), shown, strict=True
+        ("afedpd", "drift", "0.weight", "fading prox", "fedinit", "'0', '1'"), texts, strict=True
     ):
         assert word in text
         assert "INFO" not in text

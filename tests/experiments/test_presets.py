@@ -43,25 +43,25 @@ def test_every_method_of_a_paper_has_a_preset() -> None:
 @each_preset
 def test_a_preset_is_valid_and_has_only_what_differs_from_the_defaults(name: str) -> None:
     """Besides `algo`, so that no file depends on the default method."""
-    found, defaults = values(name), config.defaults()
-    settings, algo = RunConfig.make(found), str(found["algo"])
+    own, defaults = values(name), config.defaults()
+    settings, algo = RunConfig.make(own), str(own["algo"])
     assert type(settings.strategy) is METHODS[algo]
     assert name == algo or name.startswith(f"{algo}-") or name in FEDAVG_BY_ANOTHER_NAME
     assert (name in FEDAVG_BY_ANOTHER_NAME) <= (algo == "fedavg")
-    assert {k: v for k, v in found.items() if k != "algo" and defaults[k] == v} == {}
+    assert {k: v for k, v in own.items() if k != "algo" and defaults[k] == v} == {}
     # a key of another method would be read and do nothing
-    assert {key.partition(".")[0] for key in found if "." in key} & set(METHODS) <= {algo}
-    assert settings.unread(explicit=found) == []
+    assert {key.partition(".")[0] for key in own if "." in key} & set(METHODS) <= {algo}
+    assert settings.unread(explicit=own) == []
 
 
 @each_preset
 def test_flower_reads_the_same(name: str) -> None:
     """By the function behind `flwr run --run-config`, and joined with the app's defaults."""
-    read = parse_config_args([str(PRESETS[name])])
-    assert read == values(name)
-    assert {k: type(v) for k, v in read.items()} == {k: type(v) for k, v in values(name).items()}
-    joined = get_fused_config_from_dir(REPOSITORY, read)
-    assert RunConfig.make(joined).flat == RunConfig.make(values(name)).flat
+    fields = parse_config_args([str(PRESETS[name])])
+    assert fields == values(name)
+    assert {k: type(v) for k, v in fields.items()} == {k: type(v) for k, v in values(name).items()}
+    fused = get_fused_config_from_dir(REPOSITORY, fields)
+    assert RunConfig.make(fused).flat == RunConfig.make(values(name)).flat
 
 
 @each_preset
@@ -87,8 +87,8 @@ def test_the_presets_named_as_methods_share_a_task() -> None:
             for name, kind in METHODS.items()
             if name in PRESETS and with_server != issubclass(kind, DFedAvg)
         ]
-        found = [RunConfig.make(values(name)).flat for name in names]
-        assert len({tuple(flat[key] for key in keys) for flat in found}) == 1
+        flats = [RunConfig.make(values(name)).flat for name in names]
+        assert len({tuple(flat[key] for key in keys) for flat in flats}) == 1
 
 
 def test_they_are_listed_with_a_line_each_that_fits_80_columns() -> None:
@@ -114,9 +114,9 @@ def test_a_preset_runs(name: str, tmp_path: Path) -> None:
     words = ("--preset", name, *short, f"out-dir={tmp_path}", "name=run")
     success(invoke("run", *words))
     assert summary(tmp_path / "run")["status"] == "completed"
-    written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]
+    content = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]
     for key in ("algo", "num-clients", "fraction-train", "replacement"):
-        assert written[key] == values(name)[key]
+        assert content[key] == values(name)[key]
 
 
 LAYERS: dict[str, Callable[[str, nn.Module], bool]] = {  # whose parameters stay at the client

@@ -48,11 +48,11 @@ def test_twenty_kills_under_flower_change_no_bit(tmp_path: Path, method: dict[st
     before = 0
     with running(tmp_path / "home", simulation=True) as flower:
         for _ in range(KILLS):
-            begun = rounds(path)
+            start = rounds(path)
             resume = has_begun(path)
             flower.submit(REPOSITORY, config | {"name": "there", "resume": resume})
             wait_until(lambda last=before: process(path) not in (0, last), "a run", flower.log)
-            before, goal = process(path), begun + rng.randrange(4)  # 0: while it starts
+            before, goal = process(path), start + rng.randrange(4)  # 0: while it starts
             wait_until(lambda goal=goal: rounds(path) >= goal, "rounds", flower.log)
             time.sleep(rng.uniform(0.0, 0.5))
             os.kill(before, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Processes of Flower that hang or die while a run goes on."""
+"""Processes of Flower that hang or die during a run."""
 
 import json
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def app(tmp_path: Path) -> Path:
 def test_a_hanging_client_and_a_killed_supernode_are_absent(
     app: Path, tmp_path: Path, method: dict[str, Any]
 ) -> None:
-    """The round's deadline goes on without them; the model is that of a run without them."""
+    """The round continues without them at its deadline; the model is that of a run without them."""
     faults, settings = {"1": "hang", "2": "kill-node"}, SMALL | method
     config = settings | {"num-server-rounds": 2, "round-timeout": 100.0, "name": "there"}
     with running(tmp_path / "home", faults, simulation=False) as flower:
@@ -68,9 +68,9 @@ def test_a_hanging_client_and_a_killed_supernode_are_absent(
         num_clients=3,
         **{k: v for k, v in settings.items() if k != "fraction-train"},
     ).model
-    found = load_file(tmp_path / "there" / "model.safetensors")
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    tensors = load_file(tmp_path / "there" / "model.safetensors")
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
 
 
 def test_a_superlink_that_fails_after_it_stored_messages_delivers_each_once(
@@ -84,14 +84,14 @@ def test_a_superlink_that_fails_after_it_stored_messages_delivers_each_once(
     rows = pd.read_csv(tmp_path / "there" / "clients.csv")
     assert [*rows["status"]] == ["ok"] * 4
     expected = simulate(rounds=2, num_clients=2, **SMALL | {"algo": "scaffold"}).model
-    found = load_file(tmp_path / "there" / "model.safetensors")
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    tensors = load_file(tmp_path / "there" / "model.safetensors")
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
 
 
 def test_a_killed_worker_of_the_simulation_ends_the_run_with_one_line(
     app: Path, tmp_path: Path
 ) -> None:
-    """Flower would go on with the clients that its other workers reach."""
+    """Flower would continue with the clients that its other workers reach."""
     config = SMALL | {"num-server-rounds": 30, "name": "there", "out-dir": str(tmp_path)}
     clients = "num-supernodes=8 client-resources-num-cpus=1 init-args-num-cpus=2"
     with running(tmp_path / "home", {"0": "kill-process"}, simulation=True) as flower:

@@ -45,7 +45,7 @@ class Lab:
             **{"fraction-train": 0.5, "local-epochs": 1, "batch-size": 5, "checkpoint-every": 5},
             **{"out-dir": str(folder / "runs")},
         }
-        self.sent: list[Message] = []  # the messages of all starts
+        self.messages: list[Message] = []  # the messages of all starts
 
     def run(
         self,
@@ -58,11 +58,11 @@ class Lab:
         """The directory of a run, as a server leaves it that is killed after a round."""
         values = {"num-server-rounds": rounds, "name": name, **more}
         config = RunConfig.make(self.settings | values)
-        there, left = self.folder / "runs" / name, self.folder / "left"
+        path, copy = self.folder / "runs" / name, self.folder / "left"
 
         def on_round(round: Round) -> None:
             if round.number == killed_after > 0:
-                shutil.copytree(there, left)
+                shutil.copytree(path, copy)
                 raise KeyboardInterrupt
 
         with InProcessGrid(client_app.app, CLIENTS, config.flat) as grid, engine.quiet():
@@ -72,7 +72,7 @@ class Lab:
             push = grid.push_messages
 
             def pushed(messages: Any) -> Any:
-                self.sent += (messages := [*messages])
+                self.messages += (messages := [*messages])
                 return push(messages)
 
             grid.push_messages = pushed  # type: ignore[method-assign]
@@ -82,9 +82,9 @@ class Lab:
                 return run(in_process=False).path
             with pytest.raises(KeyboardInterrupt):
                 run(on_round, in_process=False)
-        shutil.rmtree(there)
-        left.rename(there)
-        return there
+        shutil.rmtree(path)
+        copy.rename(path)
+        return path
 
     def deliver(self, message: Message) -> str:
         """What the devices reply to an old message."""
@@ -114,9 +114,9 @@ def same_model(a: Path, b: Path) -> bool:
 def test_a_server_is_killed_and_resumed_twice_from_one_checkpoint(lab: Lab) -> None:
     lab.run(12, killed_after=8)
     lab.run(12, killed_after=9, resume=True)  # both resume from round 5
-    found = lab.run(12, resume=True)
-    assert statuses(found) == {"ok"}
-    assert same_model(found, lab.run(12, name="whole", devices="others"))
+    directory = lab.run(12, resume=True)
+    assert statuses(directory) == {"ok"}
+    assert same_model(directory, lab.run(12, name="whole", devices="others"))
 
 
 def test_a_backup_is_restored(lab: Lab) -> None:
@@ -125,8 +125,8 @@ def test_a_backup_is_restored(lab: Lab) -> None:
     lab.run(14, resume=True)
     shutil.rmtree(path)
     shutil.copytree(lab.folder / "backup", path)
-    found = lab.run(12, resume=True)
-    assert all(status == "ok" or "lost its state" in status for status in statuses(found))
+    directory = lab.run(12, resume=True)
+    assert all(status == "ok" or "lost its state" in status for status in statuses(directory))
 
 
 def test_a_directory_is_copied_and_both_are_resumed_in_turn(lab: Lab) -> None:
@@ -134,13 +134,13 @@ def test_a_directory_is_copied_and_both_are_resumed_in_turn(lab: Lab) -> None:
     shutil.copytree(path, path.with_name("copy"))
     for rounds in (8, 10, 12):
         for name in ("x", "copy"):
-            found = lab.run(rounds, name=name, resume=True)
-            assert all(s == "ok" or "lost its state" in s for s in statuses(found))
+            directory = lab.run(rounds, name=name, resume=True)
+            assert all(s == "ok" or "lost its state" in s for s in statuses(directory))
 
 
 def test_a_late_message_of_an_earlier_start_changes_nothing(lab: Lab) -> None:
     lab.run(12, killed_after=8)
-    late = lab.sent[-1]
+    late = lab.messages[-1]
     lab.run(12, killed_after=10, resume=True)
     files = {f: f.read_bytes() for f in (lab.folder / "devices").rglob("*") if f.is_file()}
     assert EARLIER_START in lab.deliver(late)

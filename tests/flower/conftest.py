@@ -47,10 +47,10 @@ class Flower:
         self.home = home
         self.port = free_port()
         self.connection = "local" if simulation else "lab"
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("FLWR_")}
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("FLWR_")}
         # every client process imports PyTorch: three times as slow without its compiled files
-        kept.pop("PYTHONDONTWRITEBYTECODE", None)
-        self.env = kept | {
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        self.env = environment | {
             "FLWR_HOME": str(home),
             "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(self.port),
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -122,9 +122,9 @@ class Flower:
     def submit(self, app: Path, config: Mapping[str, Any]) -> str:
         """`flwr run` that does not wait; the run's id."""
         output = self._flwr("run", app, self.connection, "-c", pairs(config))
-        found = re.search(r"started run (\d+)", output)
-        assert found, output
-        return found[1]
+        match = re.search(r"started run (\d+)", output)
+        assert match, output
+        return match[1]
 
     def stop_run(self, run_id: str) -> None:
         """`flwr stop`; the processes of the run learn of it at their next heartbeat."""
@@ -133,10 +133,10 @@ class Flower:
     def run_words(self, *words: str | Path) -> Outcome:
         """A `flwr run` in the words after `flwr`, to its end."""
         output = self._flwr(*words)
-        found = re.search(r"started run (\d+)", output)
-        assert found, output
-        wait_until(lambda: self._status(found[1]).startswith("finished"), "the run", self.log)
-        return Outcome(self._status(found[1]), output)
+        match = re.search(r"started run (\d+)", output)
+        assert match, output
+        wait_until(lambda: self._status(match[1]).startswith("finished"), "the run", self.log)
+        return Outcome(self._status(match[1]), output)
 
     def log(self) -> str:
         """What the processes have written."""
@@ -153,8 +153,8 @@ class Flower:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        while left := self._descendants():
-            for pid in left:
+        while pids := self._descendants():
+            for pid in pids:
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
@@ -213,7 +213,7 @@ class Flower:
         Flower starts some in sessions of their own, so that no process group holds them all.
         """
         mark = f"FLWR_HOME={self.home}".encode()
-        parents, found = {}, set()
+        parents, pids = {}, set()
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 environment = (folder / "environ").read_bytes().split(b"\0")
@@ -224,10 +224,10 @@ class Flower:
                 continue
             parents[int(folder.name)] = int(stat[1])
             if mark in environment:
-                found.add(int(folder.name))
-        while more := {pid for pid, parent in parents.items() if parent in found} - found:
-            found |= more
-        return found
+                pids.add(int(folder.name))
+        while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
+            pids |= more
+        return pids
 
 
 def copy_app(source: Path, folder: Path, package: str) -> Path:
@@ -276,14 +276,14 @@ def digits_files(folder: Path) -> list[int]:
     return [cut, len(y) - cut]
 
 
-def assert_same_run(there: Path, here: Path) -> None:
-    found, expected = (load_file(run / "model.safetensors") for run in (there, here))
-    assert found.keys() == expected.keys()
+def assert_same_run(flower_run: Path, own_run: Path) -> None:
+    tensors, expected = (load_file(run / "model.safetensors") for run in (flower_run, own_run))
+    assert tensors.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
+        assert torch.equal(tensors[name], tensor), name
     # as texts: repr gives a float's exact value
-    found, expected = (pd.read_csv(run / "metrics.csv", dtype=str) for run in (there, here))
-    pd.testing.assert_frame_equal(found.drop(columns="seconds"), expected.drop(columns="seconds"))
+    table, expected = (pd.read_csv(run / "metrics.csv", dtype=str) for run in (flower_run, own_run))
+    pd.testing.assert_frame_equal(table.drop(columns="seconds"), expected.drop(columns="seconds"))
 
 
 @contextmanager

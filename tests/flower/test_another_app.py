@@ -61,12 +61,12 @@ def test_another_strategy_is_another_name(
 def check(output: str, rounds: int, clients: int) -> None:
     assert "dropped" not in output
     assert "did not evaluate" not in output
-    found = re.findall(rf"round (\d)/{rounds}\].* accuracy ([\d.]+)", output)
-    assert [int(number) for number, _ in found] == [*range(rounds + 1)]
-    assert float(found[0][1]) < 0.3
+    matches = re.findall(rf"round (\d)/{rounds}\].* accuracy ([\d.]+)", output)
+    assert [int(number) for number, _ in matches] == [*range(rounds + 1)]
+    assert float(matches[0][1]) < 0.3
     (last,) = re.findall(r"accuracy of the trained model: ([\d.]+)", output)
     assert float(last) > 0.7
-    assert float(last) == pytest.approx(float(found[-1][1]), abs=1e-3)
+    assert float(last) == pytest.approx(float(matches[-1][1]), abs=1e-3)
     evaluated = CLIENTS.findall(output)
     assert [(int(n), int(c)) for n, c, _ in evaluated] == [
         (number, clients) for number in range(1, rounds + 1)

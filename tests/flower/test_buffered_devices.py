@@ -50,11 +50,11 @@ def test_a_slow_device_and_two_kills(lab: Flower, tmp_path: Path) -> None:
     with slowed(psutil.Process(lab.processes[-1].pid)):
         first = lab.submit(REPOSITORY, config)
         rounds_are(3)
-        killed = lab.processes.pop(2)  # the SuperNode of client 1
-        for process in (*psutil.Process(killed.pid).children(recursive=True), killed):
+        supernode = lab.processes.pop(2)  # the SuperNode of client 1
+        for process in (*psutil.Process(supernode.pid).children(recursive=True), supernode):
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
-        killed.wait()
+        supernode.wait()
         lab._start(*command, "--node-config", configs[1], "--port", str(free_port()))
         rounds_are(8)
         for pid in lab._descendants():
@@ -62,8 +62,8 @@ def test_a_slow_device_and_two_kills(lab: Flower, tmp_path: Path) -> None:
                 if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)
         wait_until(lambda: lab._status(first).startswith("finished"), "the end", lab.log)
-        done = len(pd.read_csv(run / "metrics.csv")) - 1
-        assert done < ROUNDS
+        end = len(pd.read_csv(run / "metrics.csv")) - 1
+        assert end < ROUNDS
         outcome = lab.run(REPOSITORY, config | {"resume": True})
     assert outcome.status == "finished:completed", outcome.output
 
@@ -74,14 +74,14 @@ def test_a_slow_device_and_two_kills(lab: Flower, tmp_path: Path) -> None:
     assert {*ok["client"]} == {*range(NODES)}
     assert len(ok[ok["client"] == 2]) < len(ok[ok["client"] == 0])
     assert ok["staleness"].max() > 1
-    assert 1 in {*ok[ok["round"] > done]["client"]}, "the killed SuperNode did not come back"
+    assert 1 in {*ok[ok["round"] > end]["client"]}, "the killed SuperNode did not come back"
 
     last = Checkpoints(run / "checkpoint").load()
     c, c_i = last.server["server.c"], list[torch.Tensor]()
     for i, accepted in enumerate(last.server["accepted"].tolist()):
-        kept = version(DiskStore(tmp_path / str(i), last.facts["federation"]).load(i), accepted)
-        assert kept
-        c_i.append(load_file(kept.state.path)["c_i"])
+        match = version(DiskStore(tmp_path / str(i), last.facts["federation"]).load(i), accepted)
+        assert match
+        c_i.append(load_file(match.state.path)["c_i"])
     assert c.norm() > 0.01
     torch.testing.assert_close(torch.stack(c_i).mean(0), c, rtol=0, atol=1e-6)
 

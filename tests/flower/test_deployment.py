@@ -40,7 +40,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
 def test_same_bits_and_client_states_as_in_process(two: Flower, tmp_path: Path) -> None:
     """A client's state lives in its SuperNode's memory, by run, and dies with it. To read it, the
     app runs with two components around FedAccord's: when the rounds are over, the server asks and
-    each client tells.
+    each client reports.
     """
     config: dict[str, Any] = SCAFFOLD | {"out-dir": str(tmp_path)}
     outcome = two.run(copy_app(STATES, tmp_path / "app", "statesapp"), config | {"name": "there"})
@@ -50,12 +50,12 @@ def test_same_bits_and_client_states_as_in_process(two: Flower, tmp_path: Path) 
 
     history = simulate("scaffold", rounds=2, **settings(SCAFFOLD), num_clients=2)
     for client, state in enumerate(history.clients):
-        found = load_file(tmp_path / "there" / f"client-{client}.safetensors")
+        tensors = load_file(tmp_path / "there" / f"client-{client}.safetensors")
         expected = pack(state)
-        assert found.keys() == expected.keys() == {"last", "base.c_i"}
+        assert tensors.keys() == expected.keys() == {"last", "base.c_i"}
         for name, array in expected.items():
-            assert torch.equal(found[name], to_tensor(array)), (client, name)
-            assert found[name].count_nonzero()
+            assert torch.equal(tensors[name], to_tensor(array)), (client, name)
+            assert tensors[name].count_nonzero()
 
     reason = last_line((tmp_path / "there" / "unknown-rule.txt").read_text())
     assert "expected a message with a LocalRule that this client knows, got 'antigravity" in reason

@@ -63,7 +63,7 @@ def is_caller(pid: int) -> bool:
 
 def alive(folder: str) -> list[str]:
     """Processes that still have the folder as TMPDIR, beside the SuperLink's."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             environment = (path / "environ").read_bytes().split(b"\0")
@@ -71,5 +71,5 @@ def alive(folder: str) -> list[str]:
         except OSError:
             continue
         if f"TMPDIR={folder}".encode() in environment and b"device" in command:
-            found.append(path.name)
-    return found
+            pids.append(path.name)
+    return pids

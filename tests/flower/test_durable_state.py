@@ -66,8 +66,8 @@ def test_a_killed_supernode_comes_back_with_its_state(
     away = {
         (row["round"] - 1, row["client"]) for _, row in rows.iterrows() if row["status"] != "ok"
     }
-    asked = {(row["round"] - 1, row["client"]) for _, row in rows.iterrows()}
-    away |= {(t, i) for t in range(ROUNDS) for i in (0, 1)} - asked  # offline when it was drawn
+    visits = {(row["round"] - 1, row["client"]) for _, row in rows.iterrows()}
+    away |= {(t, i) for t in range(ROUNDS) for i in (0, 1)} - visits  # offline when it was drawn
     assert away
     assert (ROUNDS - 1, 1) not in away, "it did not come back in time"
     assert not rows["status"].str.contains("lost its state").any()

@@ -46,21 +46,21 @@ def test_a_killed_server_forgets_no_budget_and_repeats_no_noise(
                 os.kill(pid, signal.SIGKILL)
     wait_until(lambda: lab._status(first).startswith("finished"), "the end", lab.log)
     before = pd.read_csv(file, index_col="round")
-    done, kept = before.index.max(), Checkpoints(run / "checkpoint").load().number
-    assert EVERY <= kept < done < ROUNDS
-    assert spent(run) == done
+    end, base = before.index.max(), Checkpoints(run / "checkpoint").load().number
+    assert EVERY <= base < end < ROUNDS
+    assert spent(run) == end
     outcome = lab.run(REPOSITORY, config | {"resume": True})
     assert outcome.status == "finished:completed", outcome.output
 
-    after, repeated = pd.read_csv(file, index_col="round"), range(kept + 1, done + 1)
-    assert (after.loc[:kept, "test-loss"] == before.loc[:kept, "test-loss"]).all()
+    after, repeated = pd.read_csv(file, index_col="round"), range(base + 1, end + 1)
+    assert (after.loc[:base, "test-loss"] == before.loc[:base, "test-loss"]).all()
     assert (after.loc[repeated, "test-loss"] != before.loc[repeated, "test-loss"]).all()
     cut_off = int(where == "client")  # devices may have sent uploads of the round
-    total = done + cut_off + ROUNDS - kept
+    total = end + cut_off + ROUNDS - base
     assert spent(run) == total
-    account, ends = Accountant(Z / sensitivity, 1.0, DELTA), range(total - ROUNDS + kept, total)
+    account, ends = Accountant(Z / sensitivity, 1.0, DELTA), range(total - ROUNDS + base, total)
     expected = [account.epsilon(t + 1) for t in ends]
-    assert after.loc[kept + 1 :, "dp-epsilon"].tolist() == expected
+    assert after.loc[base + 1 :, "dp-epsilon"].tolist() == expected
     summary = json.loads((run / "summary.json").read_text())["dp"]
     assert (summary["epsilon"], summary["noise"]) == (expected[-1], "system")
     assert not (run / "clients.csv").exists() or pd.read_csv(run / "clients.csv").empty

@@ -30,7 +30,7 @@ class Lab:
 
     def say(self, command: str, folder: Path) -> tuple[int, str]:
         """A command's exit code and what it says, once it has ended."""
-        done = subprocess.run(
+        result = subprocess.run(
             ["sh", "-c", command],
             cwd=folder,
             env=self.operator,
@@ -40,7 +40,7 @@ class Lab:
             text=True,
             check=False,
         )
-        return done.returncode, done.stdout
+        return result.returncode, result.stdout
 
     def do(self, command: str, folder: Path) -> str:
         code, output = self.say(command, folder)
@@ -124,11 +124,11 @@ def stopped(lab: Lab, submit: str, stop: str) -> None:
         text=True,
     ) as process:
         lines = (re.match(r"run (\d+) is called long", line) for line in process.stdout)
-        found = next(filter(None, lines))  # after a line on the key that is given twice
-        lab.do(stop.replace("RUN_ID", found[1]), lab.home)
+        match = next(filter(None, lines))  # after a line on the key that is given twice
+        lab.do(stop.replace("RUN_ID", match[1]), lab.home)
         output, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == 1, output
-        assert f"fedaccord: run {found[1]} stopped" in output
+        assert f"fedaccord: run {match[1]} stopped" in output
 
 
 def refused(lab: Lab, port: int) -> None:

@@ -40,7 +40,7 @@ SETTINGS: dict[str, Any] = {
 def test_nodes_that_are_killed_in_each_stage_in_turn_are_absent_and_nothing_else(
     app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last of them leaves two, whose sum nobody may read."""
+    """The last of them leaves two, whose sum no one may read."""
     monkeypatch.setattr(conftest, "PATIENCE", 1700.0)
     run, config = (
         tmp_path / "there",
@@ -51,14 +51,14 @@ def test_nodes_that_are_killed_in_each_stage_in_turn_are_absent_and_nothing_else
         more = {"round-timeout": 600.0, "out-dir": str(tmp_path), "name": "there"}
         outcome = flower.run(app, SETTINGS | config | more)
     assert outcome.status == "finished:completed", outcome.output
-    failed = [line for line in outcome.output.splitlines() if " failed: " in line]
-    assert len(failed) == 1
-    assert "round 5 failed: secure-sum: expected at least 3 clients after the stage " in failed[0]
+    lines = [line for line in outcome.output.splitlines() if " failed: " in line]
+    assert len(lines) == 1
+    assert "round 5 failed: secure-sum: expected at least 3 clients after the stage " in lines[0]
 
     rows = pd.read_csv(run / "clients.csv")
     good = {(r["round"] - 1, r["client"]) for _, r in rows.iterrows() if r["status"] == "ok"}
-    lost = {6: 0, 5: 1, 4: 2, 3: 4}  # the round from which on a client is absent
-    present = {(t, i) for t in range(4) for i in range(NODES) if t < lost.get(i, ROUNDS)}
+    ends = {6: 0, 5: 1, 4: 2, 3: 4}  # the round from which on a client is absent
+    present = {(t, i) for t in range(4) for i in range(NODES) if t < ends.get(i, ROUNDS)}
     assert good == present
     assert json.loads((run / "summary.json").read_text())["rounds-counted"] == 4
     expected = simulate(

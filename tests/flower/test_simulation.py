@@ -29,8 +29,8 @@ def run_both(simulation: Flower, config: dict[str, Any], folder: Path, num_clien
     options = [] if num_clients == 2 else ["--federation-config", resources]
     outcome = simulation.run(REPOSITORY, config | {"name": "ray"}, *options)
     assert outcome.status == "finished:completed", outcome.output
-    here = {"name": "here", "num-clients": num_clients, "vectorize": "off"}
-    engine.run(RunConfig.make(config | here))
+    own = {"name": "here", "num-clients": num_clients, "vectorize": "off"}
+    engine.run(RunConfig.make(config | own))
     assert_same_run(folder / "ray", folder / "here")
     commits = [
         tomllib.loads((folder / x / "config.toml").read_text())["commit"] for x in ("ray", "here")
@@ -42,7 +42,7 @@ def run_both(simulation: Flower, config: dict[str, Any], folder: Path, num_clien
 def test_same_bits_with_a_server_and_two_supernodes_by_default(
     simulation: Flower, tmp_path: Path
 ) -> None:
-    """A-FedPD tells a client what it missed; the plug-in's state is around its dual."""
+    """A-FedPD sends a client what it missed; the plug-in's state is around its dual."""
     config: dict[str, Any] = {"algo": "afedpd", "relaxed-init.beta": 0.05, "fraction-train": 0.5}
     config |= {"evaluation": "both", "fraction-evaluate": 0.5}
     output = run_both(simulation, config, tmp_path, 2)
@@ -74,13 +74,13 @@ def test_a_run_that_was_stopped_is_evaluated_and_resumed_in_process(
     wait_until(lambda: any((run / "checkpoint").glob("[2-9]*.json")), "a round", simulation.log)
     simulation.stop_run(run_id)
     wait_until(lambda: runs.status(run) != "running", "the end of the run", simulation.log)
-    found = invoke("evaluate", run)
-    assert found.exit_code == 0, found.output
+    result = invoke("evaluate", run)
+    assert result.exit_code == 0, result.output
     rounds = Checkpoints(run / "checkpoint").numbers()[-1] + 1
     resumed = invoke("resume", run, f"num-server-rounds={rounds}")
     assert resumed.exit_code == 0, resumed.output
-    here = {"name": "here", "num-clients": 2, "num-server-rounds": rounds}
-    engine.run(RunConfig.make(config | here))
+    own = {"name": "here", "num-clients": 2, "num-server-rounds": rounds}
+    engine.run(RunConfig.make(config | own))
     assert_same_run(run, tmp_path / "here")
 
 
@@ -109,8 +109,8 @@ def test_a_run_that_was_killed_goes_on(simulation: Flower, tmp_path: Path) -> No
     thread.join()
     assert outcome.status != "finished:completed", outcome.output
     assert runs.status(run) == "dead"
-    begun = Checkpoints(run / "checkpoint").numbers()[-1]
-    assert 2 <= begun < 40
+    number = Checkpoints(run / "checkpoint").numbers()[-1]
+    assert 2 <= number < 40
 
     outcome = simulation.run(REPOSITORY, config | {"name": "there", "resume": True})
     assert outcome.status == "finished:completed", outcome.output

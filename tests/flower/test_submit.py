@@ -46,7 +46,7 @@ def test_a_run_goes_on_after_its_superlink_was_killed(lab: Flower, tmp_path: Pat
         "out-dir": str(tmp_path),
     }
     words = [f"{key}={value}" for key, value in (config | {"name": "there"}).items()]
-    done = subprocess.run(
+    result = subprocess.run(
         ["fedaccord", "submit", "lab", "--app", REPOSITORY, *words],
         cwd=tmp_path,
         env=lab.env,
@@ -55,8 +55,8 @@ def test_a_run_goes_on_after_its_superlink_was_killed(lab: Flower, tmp_path: Pat
         check=False,
     )
     thread.join()
-    assert done.returncode == 0, done.stdout + done.stderr + lab.log()
-    assert "stopped with its server" in done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr + lab.log()
+    assert "stopped with its server" in result.stderr
     clients = pd.read_csv(run / "clients.csv")
     assert (clients["status"] == "ok").all()
     engine.run(RunConfig.make(config | {"name": "here", "num-clients": 2, "vectorize": "off"}))

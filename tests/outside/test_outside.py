@@ -39,9 +39,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 
 def run(environment: Mapping[str, str], *command: str) -> str:
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 def test_the_document_shows_these_files() -> None:
@@ -80,9 +80,9 @@ def test_a_method_that_cannot_be_loaded_is_left_out(tmp_path: Path) -> None:
     words = ["run", "algo=fedgone", "num-server-rounds=1", "num-clients=4", "threads=1"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     fedaccord = str(Path(sys.executable).parent / "fedaccord")
-    done = subprocess.run([fedaccord, *words], env=environment, capture_output=True, text=True)
-    assert done.returncode == 2
-    text = " ".join(done.stderr.split())
+    result = subprocess.run([fedaccord, *words], env=environment, capture_output=True, text=True)
+    assert result.returncode == 2
+    text = " ".join(result.stderr.split())
     assert "Traceback" not in text
     for line in (
         "'fedgone' of nowhere:Method is left out (ModuleNotFoundError: No module named 'nowhere'",
@@ -123,8 +123,8 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def report(environment: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run(environment, sys.executable, "-c", REPORT))
-    return found
+    content: dict[str, Any] = json.loads(run(environment, sys.executable, "-c", REPORT))
+    return content
 
 
 def test_it_is_in_the_table(report: dict[str, Any]) -> None:
@@ -166,5 +166,5 @@ def test_flower_takes_its_keys_from_the_apps_pyproject(tmp_path: Path) -> None:
         get_fused_config_from_dir(REPOSITORY, override)
     text = (REPOSITORY / "pyproject.toml").read_text()
     (tmp_path / "pyproject.toml").write_text(f"{text}\n[tool.flwr.app.config.fedgrow]\nmu = 0.1\n")
-    joined = get_fused_config_from_dir(tmp_path, override)
-    assert joined["fedgrow.mu"] == 0.2
+    config = get_fused_config_from_dir(tmp_path, override)
+    assert config["fedgrow.mu"] == 0.2

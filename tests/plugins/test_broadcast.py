@@ -39,8 +39,8 @@ def fitted(dtype: str, method: Any = S.FedAvg) -> Broadcast:
 def test_the_mean_over_the_draws_is_the_number(dtype: str) -> None:
     x, draws = vector(40), 2000
     plugin = fitted(dtype)
-    found = torch.stack([plugin.rounded(x, seed, 0, "w") for seed in range(draws)]).double()
-    error, spread = found.mean(0) - x, found.std(0)
+    samples = torch.stack([plugin.rounded(x, seed, 0, "w") for seed in range(draws)]).double()
+    error, spread = samples.mean(0) - x, samples.std(0)
     assert (error.abs() < 5 * spread / draws**0.5 + 1e-7).all()
     assert spread.max() > 1e-3
     assert torch.equal(plugin.rounded(x, 3, 5, "w"), plugin.rounded(x, 3, 5, "w"))
@@ -71,13 +71,13 @@ def test_the_wire_carries_what_was_rounded_in_fewer_bytes(dtype: str, method: An
     plugin, kind = fitted(dtype, method), method().rule().receives
     rounds = {"missed"} if method is S.AFedPD else set()
     vectors = {name: vector(3000, seed) for seed, name in enumerate(kind._fields)}
-    sent = {n: v if n in rounds else plugin.rounded(v, 0, 0, n) for n, v in vectors.items()}
-    down = kind(**sent)
+    values = {n: v if n in rounds else plugin.rounded(v, 0, 0, n) for n, v in vectors.items()}
+    down = kind(**values)
     packed = plugin.pack(down)
     assert type(packed)._fields == plugin.packed(kind)._fields
     assert sum(t.nbytes for t in packed if t is not None) == plugin.nbytes(down)
-    read = plugin.unpack(packed, kind, vector(3000).to("meta"))
-    assert all(torch.equal(a, b) for a, b in zip(read, down, strict=True))
+    copy = plugin.unpack(packed, kind, vector(3000).to("meta"))
+    assert all(torch.equal(a, b) for a, b in zip(copy, down, strict=True))
     share = {"bf16": 0.5, "int8": 0.2505}[dtype]
     whole = len(rounds & {*kind._fields})
     assert plugin.nbytes(down) / 12_000 <= share * (len(kind._fields) - whole) + whole
@@ -99,26 +99,26 @@ def run(method: FederatedStrategy, rounds: int = 5, **more: Any) -> History:
 
 
 def rounded(name: str, dtype: str, *more: PlugIn) -> FederatedStrategy:
-    made = small(name)
+    plain = small(name)
     common = ("precision", "lr", "batch_size", "local_steps")
-    own: dict[str, Any] = {f: getattr(made, f) for f in common}
-    fraction = 1.0 if made.all_clients else 0.5
-    return type(made)(**own, fraction_train=fraction, plugins=(*more, Broadcast(dtype=dtype)))
+    own: dict[str, Any] = {f: getattr(plain, f) for f in common}
+    fraction = 1.0 if plain.all_clients else 0.5
+    return type(plain)(**own, fraction_train=fraction, plugins=(*more, Broadcast(dtype=dtype)))
 
 
 @pytest.mark.parametrize("name", TIED)
 def test_the_servers_memory_is_the_clients(name: str) -> None:
     """mean(c_i) = c, mean(lam_i) = lam_bar: the server moves what it reads to its own model."""
     for dtype in DTYPES:
-        found, bare = run(rounded(name, dtype)), run(rounded(name, "float32"))
-        assert gap(name, found) < 1e-12, dtype
-        assert not torch.allclose(found.weights, bare.weights, rtol=1e-7), dtype
+        history, bare = run(rounded(name, dtype)), run(rounded(name, "float32"))
+        assert gap(name, history) < 1e-12, dtype
+        assert not torch.allclose(history.weights, bare.weights, rtol=1e-7), dtype
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "afedpd"])
 def test_with_compressed_uploads_too(name: str) -> None:
-    found = run(rounded(name, "int8", Compress(method="topk", share=0.3)))
-    assert gap(name, found) < 1e-12
+    history = run(rounded(name, "int8", Compress(method="topk", share=0.3)))
+    assert gap(name, history) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["fedinit", "scaffold", "afedpd"])
@@ -128,7 +128,7 @@ def test_messages_give_what_values_in_process_give(name: str) -> None:
     more: dict[str, Any] = {"local_steps": 3, "batch_size": 0, "plugins": plugins}
     method = runs.strategy(METHODS[name], fraction_train=0.5, **more)
     over = runs.federation(method, 4)
-    here = simulate(
+    history = simulate(
         method,
         clients=runs.LEAST_SQUARES.clients(),
         model=linear(runs.W0),
@@ -136,9 +136,9 @@ def test_messages_give_what_values_in_process_give(name: str) -> None:
         rounds=4,
         record="weights",
     )
-    assert all(torch.equal(r.w, w) for r, w in zip(over, here.weights, strict=True))
+    assert all(torch.equal(r.w, w) for r, w in zip(over, history.weights, strict=True))
     for key in ("down-bytes", "up-bytes"):
-        assert [r.metrics[key] for r in over[1:]] == [*here.metrics[key][1:]]
+        assert [r.metrics[key] for r in over[1:]] == [*history.metrics[key][1:]]
 
 
 @pytest.mark.parametrize(

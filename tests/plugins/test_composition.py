@@ -70,12 +70,12 @@ def is_same(a: FederatedStrategy, b: FederatedStrategy) -> bool:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_with_every_plugin(name: str, plugins: str) -> None:
     """Finite and reproducible weights, another path than without; or one line of refusal."""
-    kind, chosen = METHODS[name], PLUGINS[plugins]
+    kind, choice = METHODS[name], PLUGINS[plugins]
     if any(name in REFUSED[part] for part in plugins.split("+")):
         with pytest.raises(ValueError, match=rf"^{kind.__name__} does not support \w+: \w[^\n]+$"):
-            make(kind, *chosen)
+            make(kind, *choice)
         return
-    first, second = run(make(kind, *chosen)), run(make(kind, *chosen))
+    first, second = run(make(kind, *choice)), run(make(kind, *choice))
     assert torch.isfinite(first.weights).all()
     assert torch.equal(first.weights, second.weights)
     assert first.weights.shape != (plain := run(make(kind))).weights.shape or not torch.equal(
@@ -105,9 +105,9 @@ def test_every_method_with_every_optimizer_and_every_plugin(name: str, steps: st
     """Finite weights and another path than with plain SGD, unless the method has steps of its own;
     or one line of refusal."""
     kind, more = METHODS[name], STEPS[steps]
-    for plugins, chosen in (BARE | PLUGINS).items():
+    for plugins, choice in (BARE | PLUGINS).items():
         try:
-            plain = make(kind, *chosen)
+            plain = make(kind, *choice)
         except ValueError:
             continue  # with any optimiser
         apart = "gossip" in plugins or plugins == "robust" or name in ALONE
@@ -119,13 +119,13 @@ def test_every_method_with_every_optimizer_and_every_plugin(name: str, steps: st
             with pytest.raises(
                 ValueError, match=r"^(optimizer|optimizer-state|lr-schedule): [^\n]+$"
             ):
-                make(kind, *chosen, **more)
+                make(kind, *choice, **more)
             continue
-        found = run(make(kind, *chosen, **more))
-        assert torch.isfinite(found.weights).all()
+        history = run(make(kind, *choice, **more))
+        assert torch.isfinite(history.weights).all()
         unread = more.keys() <= kind.replaces.keys()
         if steps != "sgd-linear" or name != "dpsgd":  # which takes one step
-            assert torch.equal(found.weights, run(plain).weights) == unread
+            assert torch.equal(history.weights, run(plain).weights) == unread
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -215,9 +215,9 @@ def test_each_two_plugins_are_in_their_places_or_refused_in_one_line(pair: tuple
             with pytest.raises(ValueError, match=rf"^{line}[^\n]+$"):
                 S.FedAvg(plugins=plugins, sampling=sampling)
             continue
-        found = S.FedAvg(plugins=plugins, sampling=sampling).active_plugins
-        assert {*map(type, found)} == {*map(type, plugins)}
-        assert found[0].place <= found[1].place
+        active = S.FedAvg(plugins=plugins, sampling=sampling).active_plugins
+        assert {*map(type, active)} == {*map(type, plugins)}
+        assert active[0].place <= active[1].place
 
 
 @dataclass(frozen=True)

@@ -89,8 +89,8 @@ def test_a_packed_vector_has_the_form_that_is_stated(name: str, d: int) -> None:
     packed = compressor.pack(x, torch.Generator())
     assert [(t.dtype, t.numel()) for t in packed] == [*compressor.layout(d, x.dtype)]
     assert len(packed) == len(compressor.parts)
-    read = compressor.unpack(packed, d)
-    assert (read.shape, read.dtype) == (x.shape, x.dtype)
+    result = compressor.unpack(packed, d)
+    assert (result.shape, result.dtype) == (x.shape, x.dtype)
     assert torch.equal(x, before)
     assert not through(compressor, torch.zeros(d)).any()
 
@@ -112,17 +112,17 @@ def test_the_k_largest_are_exact() -> None:
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.9])
 def test_top_k_is_a_contraction(share: float) -> None:
     x = vector(3000)
-    left = through(TopK(share), x) - x
-    assert left.square().sum() <= (1 - share) * x.square().sum()
+    rest = through(TopK(share), x) - x
+    assert rest.square().sum() <= (1 - share) * x.square().sum()
 
 
 @pytest.mark.parametrize("name", ["randk, scaled", "qsgd 2", "qsgd 4", "qsgd 8"])
 def test_the_mean_over_the_draws_is_the_vector(name: str) -> None:
     x, draws = vector(40), 2000
-    found = torch.stack([through(EVERY[name], x, seed) for seed in range(draws)]).double()
-    error = found.mean(0) - x
-    assert (error.abs() < 5 * found.std(0) / draws**0.5 + 1e-6).all()
-    assert found.std(0).max() > 1e-3
+    samples = torch.stack([through(EVERY[name], x, seed) for seed in range(draws)]).double()
+    error = samples.mean(0) - x
+    assert (error.abs() < 5 * samples.std(0) / draws**0.5 + 1e-6).all()
+    assert samples.std(0).max() > 1e-3
 
 
 def test_the_others_are_their_formulas() -> None:
@@ -133,9 +133,9 @@ def test_the_others_are_their_formulas() -> None:
     scale = torch.cat([b.abs().max().expand(len(b)) for b in x.split(BUCKET)]) / 127
     assert ((through(Levels(8, drawn=False), x) - x).abs() <= scale / 2 * 1.0001).all()
     assert ((through(Levels(4, drawn=True), x) - x).abs() <= scale * 127 / 7 * 1.0001).all()
-    kept = through(RandK(0.1, scaled=False), x)
-    assert int((kept != 0).sum()) == 200
-    assert torch.equal(kept[kept != 0], x[kept != 0])
+    part = through(RandK(0.1, scaled=False), x)
+    assert int((part != 0).sum()) == 200
+    assert torch.equal(part[part != 0], x[part != 0])
     draws = [EVERY["randk"].pack(x, torch.Generator().manual_seed(seed))[1] for seed in range(9)]
     assert len({int(stride) for _, stride in draws}) > 5
 
@@ -200,8 +200,8 @@ def test_bytes_of_a_message(plugin: dict[str, Any], most: float) -> None:
     """With the headers of its arrays."""
     x = vector(1_000_000)
     half, _, parts = message(Compress(**plugin), x)
-    sent = sum(len(array.data) for array in pack(half.sends(**parts)).values())
-    assert sum(part.nbytes for part in parts.values()) < sent <= most * x.nbytes
+    nbytes = sum(len(array.data) for array in pack(half.sends(**parts)).values())
+    assert sum(part.nbytes for part in parts.values()) < nbytes <= most * x.nbytes
 
 
 @pytest.mark.parametrize(
@@ -312,8 +312,8 @@ def test_what_does_not_fit_is_one_line(settings: dict[str, Any], line: str) -> N
 
 def fitted(algo: str, settings: dict[str, Any]) -> Compress:
     """The plug-in as the method has it."""
-    made = RunConfig.make({"algo": algo} | settings).strategy
-    (plugin,) = (p for p in made.active_plugins if isinstance(p, Compress))
+    strategy = RunConfig.make({"algo": algo} | settings).strategy
+    (plugin,) = (p for p in strategy.active_plugins if isinstance(p, Compress))
     return plugin
 
 
@@ -393,39 +393,39 @@ def test_the_servers_memory_is_the_clients_with_every_compressor(name: str, more
     weights = federate(bare, LEAST_SQUARES, W0, cohorts).weights
     for method in METHODS:
         history = federate(compressed(name, method, *more), LEAST_SQUARES, W0, cohorts)
-        found: Any = SimpleNamespace(clients=history.clients, state=history.end)
-        assert gap(name, found) < 1e-12, method
+        end: Any = SimpleNamespace(clients=history.clients, state=history.end)
+        assert gap(name, end) < 1e-12, method
         assert not torch.allclose(history.weights, weights, rtol=1e-7), method
 
 
 @pytest.mark.parametrize("name", ["fedpd", "fedadmm"])
 def test_half_of_what_was_not_read_is_the_local_models_and_half_the_duals(name: str) -> None:
     """w_{i,K} + lam_i / rho is uploaded: of its error each takes the half."""
-    made = compressed(name, "topk")
-    f = Federation(made, LEAST_SQUARES, W0, T)
-    down = broadcast(made, f.s, 0)
+    method = compressed(name, "topk")
+    f = Federation(method, LEAST_SQUARES, W0, T)
+    down = broadcast(method, f.s, 0)
     solver = Dense(f.A[0], f.b[0], f.steps(0))
     plain = client_round(
         small(name).client_half(), down, f.state(0, down).base, f.config(0), solver
     )
-    own, found = plain.state, f.train(0, down).state.base
+    own, state = plain.state, f.train(0, down).state.base
     key = "anchor" if name == "fedpd" else "w_hat"
-    lost = getattr(found, key) - getattr(own, key)
-    assert lost.abs().max() > 1e-3
-    torch.testing.assert_close(found.lam, own.lam + made.rho * lost / 2, rtol=1e-12, atol=1e-12)
-    local, own_local = (getattr(x, key) - x.lam / made.rho for x in (found, own))
-    torch.testing.assert_close(local, own_local + lost / 2, rtol=1e-12, atol=1e-12)
+    diff = getattr(state, key) - getattr(own, key)
+    assert diff.abs().max() > 1e-3
+    torch.testing.assert_close(state.lam, own.lam + method.rho * diff / 2, rtol=1e-12, atol=1e-12)
+    local, own_local = (getattr(x, key) - x.lam / method.rho for x in (state, own))
+    torch.testing.assert_close(local, own_local + diff / 2, rtol=1e-12, atol=1e-12)
     if name == "fedpd":
-        torch.testing.assert_close(found.w, own.w + lost / 2, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(state.w, own.w + diff / 2, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("made", [S.FedADMM(variant="active"), S.FedSpeed(variant="paper")])
-def test_of_a_model_with_its_dual_the_update_is_sent(made: Any) -> None:
-    method = replace(made, plugins=(Compress(share=0.3),), precision="float64", local_steps=K)
+@pytest.mark.parametrize("plain", [S.FedADMM(variant="active"), S.FedSpeed(variant="paper")])
+def test_of_a_model_with_its_dual_the_update_is_sent(plain: Any) -> None:
+    method = replace(plain, plugins=(Compress(share=0.3),), precision="float64", local_steps=K)
     f = Federation(method, LEAST_SQUARES, W0, T)
     down = broadcast(method, f.s, 0)
-    read = f.half.decode(f.train(0, down).up, down, f.w0).up
-    assert 0 < int((read.w_hat - down.w).count_nonzero()) <= size(0.3, len(down.w))
+    up = f.half.decode(f.train(0, down).up, down, f.w0).up
+    assert 0 < int((up.w_hat - down.w).count_nonzero()) <= size(0.3, len(down.w))
 
 
 SENT_MEMORY = {"fedsmoo": "mu", "fedmoswa": "c_i"}  # vectors that clients remember as sent
@@ -442,37 +442,37 @@ def test_what_is_read_and_the_next_error_are_the_update_and_the_last(
     vector that is sent follows what the server reads of it.
     """
     relaxed = (RelaxedInit(beta=0.1),) if taken(name, "ri") else ()
-    made = compressed(name, method, *relaxed, feedback="true")
-    bare = replace(made, plugins=relaxed).client_half()
-    f = Federation(made, LEAST_SQUARES, W0, T, shapes=((2, 5),))
+    own = compressed(name, method, *relaxed, feedback="true")
+    bare = replace(own, plugins=relaxed).client_half()
+    f = Federation(own, LEAST_SQUARES, W0, T, shapes=((2, 5),))
     for _ in range(3):
-        down = broadcast(made, f.s, 0)
+        down = broadcast(own, f.s, 0)
         before = f.state(0, down)
         solver = Dense(f.A[0], f.b[0], f.steps(0))
         up = client_round(bare, down, before.base, f.config(0), solver).up
-        done = f.train(0, down)
-        received = f.half.decode(done.up, down, f.w0)
-        read = received.up._asdict() | ({} if received.w_i0 is None else {"w_i0": received.w_i0})
-        assert read.keys() == up._asdict().keys() == done.state.errors._asdict().keys()
+        result = f.train(0, down)
+        decoded = f.half.decode(result.up, down, f.w0)
+        parts = decoded.up._asdict() | ({} if decoded.w_i0 is None else {"w_i0": decoded.w_i0})
+        assert parts.keys() == up._asdict().keys() == result.state.errors._asdict().keys()
         for field, value in up._asdict().items():
             is_model = field in ("w", "w_i0") or name == "fedpd"
             w = down.w if is_model else torch.zeros_like(down.w)
-            error, left = (getattr(state.errors, field) for state in (before, done.state))
+            error, rest = (getattr(state.errors, field) for state in (before, result.state))
             torch.testing.assert_close(
-                read[field] - w + left, value - w + error, rtol=1e-12, atol=1e-12
+                parts[field] - w + rest, value - w + error, rtol=1e-12, atol=1e-12
             )
-            assert method != "topk" or int((read[field] - w).count_nonzero()) <= size(0.3, len(w))
+            assert method != "topk" or int((parts[field] - w).count_nonzero()) <= size(0.3, len(w))
             if field == SENT_MEMORY.get(name):
-                assert torch.equal(getattr(base(done.state), field), read[field])
-                assert method == "bf16" or not torch.equal(read[field], value)
+                assert torch.equal(getattr(base(result.state), field), parts[field])
+                assert method == "bf16" or not torch.equal(parts[field], value)
         f.take([0])
 
 
 @pytest.mark.parametrize("name", EVERY_METHOD)
 def test_at_share_1_each_method_is_the_bare_one(name: str) -> None:
     plain = small(name)
-    made = replace(plain, plugins=(Compress(share=1.0),))
-    assert (made.client_half(), made.rule()) == (plain.client_half(), plain.rule())
+    whole = replace(plain, plugins=(Compress(share=1.0),))
+    assert (whole.client_half(), whole.rule()) == (plain.client_half(), plain.rule())
 
 
 @pytest.mark.parametrize("method", ["randk", "qsgd"])
@@ -494,17 +494,17 @@ def test_random_numbers_are_of_seed_round_and_client(method: str) -> None:
 def test_with_dp_no_upload_is_longer_than_the_clip(name: str, method: str) -> None:
     """The server reads at most the clip, whatever the compressor makes of it; memories follow."""
     settings = DP | {"compress.method": method, "compress.share": 0.3, "local-steps": 2}
-    made = RunConfig.make({"algo": name, "precision": "float64", "lr": 0.05} | settings).strategy
-    half, f = made.client_half(), Federation(made, LEAST_SQUARES, W0, T)
+    own = RunConfig.make({"algo": name, "precision": "float64", "lr": 0.05} | settings).strategy
+    half, f = own.client_half(), Federation(own, LEAST_SQUARES, W0, T)
     f.half = half
-    down = broadcast(made, f.s, 0)
-    done = f.train(0, down)
-    read = half.decode(done.up, down, f.w0).up
-    parts = [read.w - down.w, *(v for n, v in read._asdict().items() if n != "w")]
+    down = broadcast(own, f.s, 0)
+    result = f.train(0, down)
+    up = half.decode(result.up, down, f.w0).up
+    parts = [up.w - down.w, *(v for n, v in up._asdict().items() if n != "w")]
     assert 0.01 < torch.cat(parts).norm() <= 0.1 * (1 + 1e-12)
-    state = base(done.state)
+    state = base(result.state)
     if name == "scaffold":
-        torch.testing.assert_close(state.c_i, read.dc_i, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(state.c_i, up.dc_i, rtol=1e-12, atol=1e-14)
     if name == "feddyn":
-        expected = made.alpha * (read.w - down.w)  # type: ignore[attr-defined]
+        expected = own.alpha * (up.w - down.w)  # type: ignore[attr-defined]
         torch.testing.assert_close(state.lam, expected, rtol=1e-12, atol=1e-14)

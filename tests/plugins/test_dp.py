@@ -91,11 +91,11 @@ def test_the_mean_of_virtual_duals_is_the_servers(name: str, clip: float) -> Non
 
 def test_afedpd_without_noise_is_its_listing_with_a_fixed_denominator() -> None:
     schedule = [[int(i) for i in active] for active in UNEVEN if active]
-    found = train("afedpd", schedule, clip=1e12, rho=0.5)
+    ours = train("afedpd", schedule, clip=1e12, rho=0.5)
     own: dict[str, Any] = {"lr": 0.04, "local_steps": 2, "rho": 0.5, "share": P / C}
-    own |= {"weight_decay": found.method.weight_decay, "clip_norm": found.method.clip_norm}
+    own |= {"weight_decay": ours.method.weight_decay, "clip_norm": ours.method.clip_norm}
     expected = afedpd.run(PROBLEM, W0, schedule, **own)
-    close(found.s.w, expected.weights[-1], 1e-10)
+    close(ours.s.w, expected.weights[-1], 1e-10)
 
 
 def test_an_empty_cohort_is_a_round_of_noise_alone() -> None:
@@ -123,17 +123,17 @@ def test_known_noise_multipliers_have_their_epsilon(
 def test_known_noise_multipliers_are_found_again(
     epsilon: float, delta: float, q: float, rounds: int, z: float
 ) -> None:
-    found = noise_multiplier(epsilon, delta, q, rounds)
-    assert found == pytest.approx(z, abs=0.006)
-    assert Accountant(found, q, delta).epsilon(rounds) == pytest.approx(epsilon, rel=5e-3)
-    assert Accountant(found, q, delta).epsilon(rounds) <= epsilon
+    multiplier = noise_multiplier(epsilon, delta, q, rounds)
+    assert multiplier == pytest.approx(z, abs=0.006)
+    assert Accountant(multiplier, q, delta).epsilon(rounds) == pytest.approx(epsilon, rel=5e-3)
+    assert Accountant(multiplier, q, delta).epsilon(rounds) <= epsilon
 
 
 @pytest.mark.parametrize("z", [0.03, 1e-3])
 def test_weak_noise_has_its_exact_epsilon_and_no_endless_grid(z: float) -> None:
     exact = dp_accounting.get_epsilon_gaussian(z / math.sqrt(20), 1e-5)
-    found = Accountant(z, 1.0, 1e-5).epsilon(20)
-    assert exact <= found <= exact * (1 + 1e-4)
+    epsilon = Accountant(z, 1.0, 1e-5).epsilon(20)
+    assert exact <= epsilon <= exact * (1 + 1e-4)
     assert noise_multiplier(exact, 1e-5, 1.0, 20) == pytest.approx(z, rel=2e-4)
 
 
@@ -195,24 +195,24 @@ def run(settings: dict[str, Any], **more: Any) -> reader.Run:
     return reader.read(engine.run(RunConfig.make(values)).path)
 
 
-def model(found: reader.Run) -> bytes:
-    return (found.path / "model.safetensors").read_bytes()
+def model(result: reader.Run) -> bytes:
+    return (result.path / "model.safetensors").read_bytes()
 
 
 def test_a_run_writes_epsilon_and_nothing_of_single_clients(settings: dict[str, Any]) -> None:
-    found = run(settings, name="plain")
+    result = run(settings, name="plain")
     expected = [Accountant(1.0, 0.5, 1e-5).epsilon(t) for t in range(1, 7)]
-    assert found.metrics["dp-epsilon"].tolist()[1:] == expected
-    assert found.summary["dp.epsilon"] == expected[-1]
-    assert (found.summary["dp.noise"], found.summary["dp.noise-multiplier"]) == ("seed", 1.0)
+    assert result.metrics["dp-epsilon"].tolist()[1:] == expected
+    assert result.summary["dp.epsilon"] == expected[-1]
+    assert (result.summary["dp.noise"], result.summary["dp.noise-multiplier"]) == ("seed", 1.0)
     unseen = {"train-loss", "drift", "consistency", "spread"}
-    assert not unseen & {*found.metrics.columns}
-    assert found.clients.empty
-    assert found.classes is None
-    shown = run(settings, name="shown", dp__write_client_metrics=True)
-    assert {"num-examples", "train-loss"} <= {*shown.clients.columns}
-    assert "train-loss" in shown.metrics
-    assert model(shown) == model(found)
+    assert not unseen & {*result.metrics.columns}
+    assert result.clients.empty
+    assert result.classes is None
+    other = run(settings, name="shown", dp__write_client_metrics=True)
+    assert {"num-examples", "train-loss"} <= {*other.clients.columns}
+    assert "train-loss" in other.metrics
+    assert model(other) == model(result)
 
 
 def test_rounds_whose_replies_are_all_dropped_fail_and_release_their_noise(
@@ -222,15 +222,15 @@ def test_rounds_whose_replies_are_all_dropped_fail_and_release_their_noise(
     more = {"lr": 1e30, "clip_norm": 0.0, "fraction_train": 0.15, "max_failed_rounds": 3}
     with pytest.raises(FederationError, match=r"^3 rounds in a row failed .* 1 good reply"):
         run(settings, name="dropped", num_server_rounds=30, **more)
-    found = reader.read(Path(settings["out-dir"]) / "dropped")
-    dropped = [*found.metrics["dropped"][1:]]
-    assert sum(number > 0 for number in dropped) == 3
-    assert 3 < len(dropped) < 30
-    assert [*found.metrics["replies"][1:]] == [0] * len(dropped)
-    losses = [*found.metrics["test-loss"]]
+    result = reader.read(Path(settings["out-dir"]) / "dropped")
+    drops = [*result.metrics["dropped"][1:]]
+    assert sum(number > 0 for number in drops) == 3
+    assert 3 < len(drops) < 30
+    assert [*result.metrics["replies"][1:]] == [0] * len(drops)
+    losses = [*result.metrics["test-loss"]]
     assert len({*losses}) == len(losses)  # each round was a step along its noise
-    spent = [Accountant(1.0, 0.15, 1e-5).epsilon(t) for t in range(1, len(dropped) + 1)]
-    assert [*found.metrics["dp-epsilon"][1:]] == spent
+    budget = [Accountant(1.0, 0.15, 1e-5).epsilon(t) for t in range(1, len(drops) + 1)]
+    assert [*result.metrics["dp-epsilon"][1:]] == budget
 
 
 @pytest.mark.parametrize("more", [{"lr": 1e30, "clip_norm": 0.0}, {"fraction_train": 0.001}])
@@ -244,17 +244,17 @@ def test_a_run_without_an_accepted_reply_is_not_completed(
 
 
 def test_a_run_without_noise_has_no_epsilon(settings: dict[str, Any]) -> None:
-    found = run(settings, name="no noise", dp__noise_multiplier=0.0)
-    assert found.summary["dp.epsilon"] is None
-    assert found.metrics["dp-epsilon"].tolist()[1:] == [math.inf] * 6
+    result = run(settings, name="no noise", dp__noise_multiplier=0.0)
+    assert result.summary["dp.epsilon"] is None
+    assert result.metrics["dp-epsilon"].tolist()[1:] == [math.inf] * 6
 
 
 def test_the_command_shows_epsilon_each_round_and_at_the_end(settings: dict[str, Any]) -> None:
     pairs = [f"{key}={value}" for key, value in settings.items()]
-    shown = success(invoke("run", *pairs, "name=shown-by-command", "num-server-rounds=2")).stdout
-    spent = [f"epsilon {Accountant(1.0, 0.5, 1e-5).epsilon(t):.4g}" for t in (1, 2)]
-    assert all(text in shown for text in spent)
-    assert "noise from the seed" in " ".join(shown.split())
+    output = success(invoke("run", *pairs, "name=shown-by-command", "num-server-rounds=2")).stdout
+    texts = [f"epsilon {Accountant(1.0, 0.5, 1e-5).epsilon(t):.4g}" for t in (1, 2)]
+    assert all(text in output for text in texts)
+    assert "noise from the seed" in " ".join(output.split())
 
 
 def test_a_resumed_run_has_the_same_noise_and_the_same_budget(settings: dict[str, Any]) -> None:
@@ -267,9 +267,9 @@ def test_a_resumed_run_has_the_same_noise_and_the_same_budget(settings: dict[str
 
 def test_a_run_ends_before_a_round_that_would_pass_its_budget(settings: dict[str, Any]) -> None:
     bound = Accountant(1.0, 0.5, 1e-5).epsilon(4)
-    found = run(settings, name="bound", dp__max_epsilon=bound * 1.0001)
-    assert (found.summary["status"], found.summary["rounds"]) == ("completed", 4)
-    assert found.metrics["test-accuracy"].notna().all()
+    result = run(settings, name="bound", dp__max_epsilon=bound * 1.0001)
+    assert (result.summary["status"], result.summary["rounds"]) == ("completed", 4)
+    assert result.metrics["test-accuracy"].notna().all()
     with pytest.raises(ValueError, match=r"dp\.max-epsilon: expected room for one more round"):
         run(settings, name="bound", dp__max_epsilon=bound * 1.0001, resume=True)
 
@@ -283,23 +283,23 @@ def test_a_budget_for_no_round_leaves_no_directory(settings: dict[str, Any]) -> 
 
 
 def test_a_round_that_fails_after_its_noise_was_drawn_counts(settings: dict[str, Any]) -> None:
-    found = run(settings, name="failed", max_update_norm=0.5)
-    assert {*found.metrics["counted"][1:]} == {0, 1}
-    spent = [Accountant(1.0, 0.5, 1e-5).epsilon(t) for t in range(1, 7)]
-    assert found.metrics["dp-epsilon"].tolist()[1:] == spent
+    result = run(settings, name="failed", max_update_norm=0.5)
+    assert {*result.metrics["counted"][1:]} == {0, 1}
+    budget = [Accountant(1.0, 0.5, 1e-5).epsilon(t) for t in range(1, 7)]
+    assert result.metrics["dp-epsilon"].tolist()[1:] == budget
 
 
 def test_a_budget_sets_the_noise_and_stays_one_when_a_run_is_prolonged(
     settings: dict[str, Any],
 ) -> None:
     budget = {"dp__noise_multiplier": -1.0, "dp__epsilon": 4.0}
-    found = run(settings, name="four", **budget)
-    assert 3.9 < found.summary["dp.epsilon"] <= 4
+    result = run(settings, name="four", **budget)
+    assert 3.9 < result.summary["dp.epsilon"] <= 4
     more = {"num_server_rounds": 7, "resume": True, **budget}
-    files = {f: f.read_bytes() for f in found.path.rglob("*") if f.is_file()}
+    files = {f: f.read_bytes() for f in result.path.rglob("*") if f.is_file()}
     with pytest.raises(ValueError, match=r"dp\.max-epsilon: .*; raise it, or end the run here"):
         run(settings, name="four", **more)
-    assert {f: f.read_bytes() for f in found.path.rglob("*") if f.is_file()} == files
+    assert {f: f.read_bytes() for f in result.path.rglob("*") if f.is_file()} == files
     assert run(settings, name="four", dp__max_epsilon=5.0, **more).summary["rounds"] == 7
 
 
@@ -307,22 +307,22 @@ def test_a_budget_sets_the_noise_and_stays_one_when_a_run_is_prolonged(
 def test_cohorts_in_one_call_agree(settings: dict[str, Any], where: str) -> None:
     tensors = []
     for how in ("off", "on"):
-        found = run(settings, name=f"{how}-{where}", vectorize=how, dp__where=where)
-        tensors.append(torch.cat([v.flatten() for v in reader_model(found)]))
+        result = run(settings, name=f"{how}-{where}", vectorize=how, dp__where=where)
+        tensors.append(torch.cat([v.flatten() for v in reader_model(result)]))
     torch.testing.assert_close(*tensors)
 
 
-def reader_model(found: reader.Run) -> list[torch.Tensor]:
+def reader_model(result: reader.Run) -> list[torch.Tensor]:
     from fedaccord.runs.directory import load_model
 
-    return [*load_model(found.path).values()]
+    return [*load_model(result.path).values()]
 
 
 def test_the_adaptive_clip_travels_with_each_round(settings: dict[str, Any]) -> None:
     more = {"dp__noise_multiplier": 0.3, "dp__adaptive_clip": True, "dp__clip": 1e-3}
     more["num_server_rounds"] = 3
-    found = run(settings, name="adaptive", **more)
-    assert found.summary["dp.clip"] > 1.2e-3  # every upload is longer, so S grows
+    result = run(settings, name="adaptive", **more)
+    assert result.summary["dp.clip"] > 1.2e-3  # every upload is longer, so S grows
 
 
 def deployed(rounds: int) -> torch.Tensor:
@@ -367,31 +367,31 @@ def test_a_client_that_lies_moves_the_model_by_the_clip_at_most() -> None:
     plugins = [DP(clip=0.1, noise_multiplier=0.0)]
     settings = SETTINGS | {"fraction_train": 1.0, "local_steps": 1}
     method = METHODS["fedavg"](**settings, plugins=plugins)
-    moved = []
+    models = []
     for spoil in (None, huge):
         with InProcessGrid(client_app(spoil), 6) as grid, engine.quiet():
             over = run_over(grid, method, 1)
             over.play()
-        moved.append(over.state.w)
-    assert 0 < float((moved[0] - moved[1]).norm()) <= 2 * 0.1 / 6 + 1e-9
+        models.append(over.state.w)
+    assert 0 < float((models[0] - models[1]).norm()) <= 2 * 0.1 / 6 + 1e-9
 
 
-@pytest.mark.parametrize("shown", [False, True])
+@pytest.mark.parametrize("write_metrics", [False, True])
 def test_the_log_has_no_number_of_a_client_that_was_dropped(
-    shown: bool, caplog: pytest.LogCaptureFixture
+    write_metrics: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     def wrong(message: Any, reply: Any) -> Any:
         reply.content["metrics"]["train-loss"] = 1.2345e16
         return reply
 
-    private = DP(clip=0.1, noise_multiplier=0.0, write_client_metrics=shown)
+    private = DP(clip=0.1, noise_multiplier=0.0, write_client_metrics=write_metrics)
     method = METHODS["fedavg"](**SETTINGS | {"fraction_train": 1.0}, plugins=[private])
     with InProcessGrid(client_app(wrong), 6) as grid, engine.quiet():
         run_over(grid, method, 1).play()
     lines = [r.message for r in caplog.records if "dropped client" in r.message]
     assert lines == [
         "round 1: dropped client 2: the local model diverged: expected train-loss to be a number "
-        "from -1e+15 to 1e+15" + ", got 1.2345e+16" * shown
+        "from -1e+15 to 1e+15" + ", got 1.2345e+16" * write_metrics
     ]
 
 

@@ -39,8 +39,8 @@ LOCAL = DP(clip=0.5, noise_multiplier=1.0, where="client")
 TAKEN = [
     name
     for name, kind in METHODS.items()
-    if not (built := kind(fraction_train=1.0, local_steps=1)).topology.is_decentralised
-    and built.own_state() != "average"
+    if not (method := kind(fraction_train=1.0, local_steps=1)).topology.is_decentralised
+    and method.own_state() != "average"
     and name != "local"
 ]
 
@@ -71,14 +71,14 @@ def test_what_is_noised_has_at_most_the_norm_of_the_clip(
     w, *fields = torch.randn(1 + len(rule.sends._fields), 7, generator=draw, dtype=torch.float64)
     up = rule.sends(*(10**size * v for v in fields))
     bare = plugin.at(Privacy(0, 0.0, clip, 1.0, False, local=True))
-    found = sent(bare, up, w, at())
-    assert bare.decode(Decoded(found), rule.sends, None, w).up is found
+    upload = sent(bare, up, w, at())
+    assert bare.decode(Decoded(upload), rule.sends, None, w).up is upload
 
     def norm(of: Any) -> float:
         updates = [v - w if n in rule.models else v for n, v in of._asdict().items()]
         return float(torch.cat(updates).norm())
 
-    assert norm(found) == pytest.approx(min(clip, norm(up)), rel=1e-9)
+    assert norm(upload) == pytest.approx(min(clip, norm(up)), rel=1e-9)
 
 
 @pytest.mark.parametrize("secret", [False, True], ids=["seed", "system"])
@@ -157,22 +157,22 @@ def budget(multiplier: float, epsilon: float, rounds: int, **more: Any) -> Budge
 
 def test_epsilon_is_that_of_gaussians_composed() -> None:
     """T releases with z and sensitivity 2 S are one with z / (2 sqrt(T)), by no sampling."""
-    found = budget(12.0, 0.0, 9)
+    own_budget = budget(12.0, 0.0, 9)
     for rounds in (1, 4, 9):
         exact = dp_accounting.get_epsilon_gaussian(12 / 2 / math.sqrt(rounds), 1e-5)
-        privacy = found.first._replace(releases=rounds)
-        assert found.epsilon(privacy) == pytest.approx(exact, rel=1e-3)
-        assert found.epsilon(privacy) >= exact * (1 - 1e-9)
+        privacy = own_budget.first._replace(releases=rounds)
+        assert own_budget.epsilon(privacy) == pytest.approx(exact, rel=1e-3)
+        assert own_budget.epsilon(privacy) >= exact * (1 - 1e-9)
 
 
 def test_a_multiplier_is_found_for_the_budget_of_all_rounds_and_no_more_are_begun() -> None:
-    found = budget(-1.0, 4.0, 16)
+    whole = budget(-1.0, 4.0, 16)
     exact = 2 * math.sqrt(16) * dp_accounting.get_sigma_gaussian(4.0, 1e-5)
-    assert found.first.multiplier == pytest.approx(exact, rel=1e-3)
-    assert found.rounds_left == 16
-    assert budget(-1.0, 4.0, 16, begun=found.first._replace(releases=6)).rounds_left == 10
+    assert whole.first.multiplier == pytest.approx(exact, rel=1e-3)
+    assert whole.rounds_left == 16
+    assert budget(-1.0, 4.0, 16, begun=whole.first._replace(releases=6)).rounds_left == 10
     with pytest.raises(ValueError, match=r"dp\.max-epsilon: expected room for one more round"):
-        budget(-1.0, 4.0, 16, begun=found.first._replace(releases=16))
+        budget(-1.0, 4.0, 16, begun=whole.first._replace(releases=16))
 
 
 @pytest.mark.parametrize(("local", "numbers", "loud"), [(True, 900, 18), (False, 900, 3.6)])
@@ -197,10 +197,10 @@ def test_a_resumed_server_counts_the_round_in_which_it_was_killed(tmp_path: Path
     assert json.loads((tmp_path / "runs" / "x" / "privacy.json").read_text()) == {"releases": 7}
     lab.run(10, killed_after=6, resume=True, **private)
     assert json.loads((tmp_path / "runs" / "x" / "privacy.json").read_text()) == {"releases": 9}
-    found = lab.run(10, resume=True, **private)
-    assert json.loads((found / "privacy.json").read_text()) == {"releases": 15}
+    path = lab.run(10, resume=True, **private)
+    assert json.loads((path / "privacy.json").read_text()) == {"releases": 15}
     exact = dp_accounting.get_epsilon_gaussian(9 / 2 / math.sqrt(15), 1e-5)
-    summary = json.loads((found / "summary.json").read_text())
+    summary = json.loads((path / "summary.json").read_text())
     assert summary["dp"]["epsilon"] == pytest.approx(exact, rel=1e-3)
     assert summary["dp"]["noise"] == "system"
 
@@ -255,24 +255,24 @@ def test_a_simulation_has_the_same_bits_by_messages_and_in_process(
     assert not torch.equal(devices, expected)  # they draw from the system
 
 
-@pytest.mark.parametrize("shown", [False, True])
-def test_numbers_beside_an_upload_are_sent_only_if_allowed(shown: bool) -> None:
+@pytest.mark.parametrize("write_metrics", [False, True])
+def test_numbers_beside_an_upload_are_sent_only_if_allowed(write_metrics: bool) -> None:
     replies: list[Message] = []
-    run = over_messages(replies, write_client_metrics=shown)
+    run = over_messages(replies, write_client_metrics=write_metrics)
     numbers = [dict(reply.content["metrics"]) for reply in replies]
     assert len(numbers) == sum(map(len, COHORTS))
     plain = {"num-examples": 1, "train-loss": 0.0, "steps": 2}
-    assert all((it == plain) != shown and it["steps"] == 2 for it in numbers)
-    assert all(("seconds" in it) == shown for it in numbers)
+    assert all((it == plain) != write_metrics and it["steps"] == 2 for it in numbers)
+    assert all(("seconds" in it) == write_metrics for it in numbers)
     assert run.facts()["dp"]["noise"] == "system"
 
 
 def test_a_budget_is_known_once_a_run_begins_and_a_cost_before() -> None:
     method = METHODS["scaffold"](**SETTINGS, plugins=[DP(epsilon=4.0, where="client")])
     assert (method.cost.up, method.cost.client) == (2, 1)
-    found = federation.run(method, LEAST_SQUARES, W0, COHORTS)
+    history = federation.run(method, LEAST_SQUARES, W0, COHORTS)
     expected = 2 * math.sqrt(3) * dp_accounting.get_sigma_gaussian(4.0, 1e-5)
-    assert found.state.privacy[:2] == (3, pytest.approx(expected, rel=1e-3))
+    assert history.state.privacy[:2] == (3, pytest.approx(expected, rel=1e-3))
 
 
 ACCEPTED: list[tuple[str, dict[str, Any]]] = [

@@ -1,6 +1,6 @@
 """The start that relaxed initialisation sends beside a method's own upload."""
 
-from __future__ import annotations  # types as strings, as in somebody else's method
+from __future__ import annotations  # types as strings, as in another author's method
 
 from typing import NamedTuple
 

@@ -43,8 +43,8 @@ def test_the_trimmed_mean_of_each_coordinate(P: int, trim: float, f: int) -> Non
 
 
 def test_without_a_share_to_cut_the_trimmed_mean_is_the_mean() -> None:
-    found = of(points(6), rule="trimmed-mean", trim=0.0)
-    np.testing.assert_allclose(found, points(6).mean(0), rtol=1e-14)
+    mean = of(points(6), rule="trimmed-mean", trim=0.0)
+    np.testing.assert_allclose(mean, points(6).mean(0), rtol=1e-14)
 
 
 def krum(xs: np.ndarray, f: int) -> np.ndarray:
@@ -59,9 +59,9 @@ def krum(xs: np.ndarray, f: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("P", "trim", "f"), [(7, 0.2, 2), (9, 0.3, 3), (10, 0.0, 0), (4, 0.5, 2)])
 def test_krum_takes_the_most_central_model(P: int, trim: float, f: int) -> None:
-    found = of(points(P), rule="krum", trim=trim)
-    assert np.array_equal(found, krum(points(P), f))
-    assert (found == points(P)).all(1).any()
+    point = of(points(P), rule="krum", trim=trim)
+    assert np.array_equal(point, krum(points(P), f))
+    assert (point == points(P)).all(1).any()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -81,9 +81,9 @@ def test_long_vectors_are_sorted_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
 def test_fewer_than_the_expected_liars_move_it_no_farther_than_the_others_reach(rule: str) -> None:
     xs = points(9)
     xs[[2, 5]] = [[1e25], [-3e30]]
-    found, honest = of(xs, rule=rule, trim=0.25), np.delete(xs, [2, 5], axis=0)
-    assert (honest.min(0) <= found).all()
-    assert (found <= honest.max(0)).all()
+    center, honest = of(xs, rule=rule, trim=0.25), np.delete(xs, [2, 5], axis=0)
+    assert (honest.min(0) <= center).all()
+    assert (center <= honest.max(0)).all()
 
 
 # --- in the mean seat -----------------------------------------------------------------------------
@@ -95,11 +95,11 @@ def test_a_liar_is_outvoted(rule: str) -> None:
     lie = with_w(lambda w: torch.full_like(w, 1e25))
     best = LEAST_SQUARES.optimum()
     far = float(np.linalg.norm(best))
-    lost = federation(strategy(), 3, lie)[-1].w
-    kept = federation(strategy(plugins=(Robust(rule=rule, trim=0.2),)), 25, lie)[-1].w
-    assert np.linalg.norm(lost.numpy() - best) > 1e20
+    plain = federation(strategy(), 3, lie)[-1].w
+    robust = federation(strategy(plugins=(Robust(rule=rule, trim=0.2),)), 25, lie)[-1].w
+    assert np.linalg.norm(plain.numpy() - best) > 1e20
     assert (
-        np.linalg.norm(kept.numpy() - best) < (0.8 if rule != "krum" else 1.0) * far
+        np.linalg.norm(robust.numpy() - best) < (0.8 if rule != "krum" else 1.0) * far
     )  # krum follows one client
 
 
@@ -170,14 +170,14 @@ def test_they_read_the_mean_alone(name: str) -> None:
     ],
 )
 def test_where_it_does_not_fit_is_one_line(settings: dict[str, Any], line: str) -> None:
-    with pytest.raises(ValueError, match=r".") as refused:
+    with pytest.raises(ValueError, match=r".") as error:
         RunConfig.make({"robust.rule": "median"} | settings)
-    assert str(refused.value).startswith(line)
-    assert "\n" not in str(refused.value)
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)
 
 
 def test_by_default_there_is_none() -> None:
     assert RunConfig.make({"algo": "fedavg"}).strategy.active_plugins == ()
-    found = RunConfig.make({"algo": "fedavg", "robust.rule": "krum"}).strategy.active_plugins
-    assert found == (Robust(rule="krum", trim=0.1),)
+    active = RunConfig.make({"algo": "fedavg", "robust.rule": "krum"}).strategy.active_plugins
+    assert active == (Robust(rule="krum", trim=0.1),)
     assert RunConfig.make({"algo": "fedavg", "robust.rule": "none"}).strategy.active_plugins == ()

@@ -87,13 +87,13 @@ class TopK(PlugIn):
     def encode(
         self, up: Any, down: Any, state: TopKState, result: LocalResult
     ) -> tuple[Any, TopKState]:
-        sent, errors = [], []
+        parts, errors = [], []
         for vector, error in zip(up, state.errors, strict=False):
             x = vector + error
             values, at, rest = split(x, math.ceil(self.share * x.shape[-1]))
-            sent += [values, at]
+            parts += [values, at]
             errors.append(rest)
-        return sparse(type(up))(*sent), TopKState(Errors(*errors), None)
+        return sparse(type(up))(*parts), TopKState(Errors(*errors), None)
 
     def sends(self, kind: Any) -> Any:
         return sparse(kind)
@@ -159,16 +159,16 @@ def test_what_is_decoded_is_the_formula(name: str) -> None:
             before = f.state(i, down)
             solver = Dense(f.A[i], f.b[i], f.steps(i))
             plain = client_round(bare, down, before.base, f.config(i), solver)
-            done = f.train(i, down)
-            decoded = f.half.decode(done.up, down, f.w0).up
-            for up, error, got, left in zip(
-                plain.up, before.errors, decoded, done.state.errors, strict=False
+            result = f.train(i, down)
+            decoded = f.half.decode(result.up, down, f.w0).up
+            for up, error, value, rest in zip(
+                plain.up, before.errors, decoded, result.state.errors, strict=False
             ):
-                assert torch.equal(got + left, up + error)
-                assert int((got != 0).sum()) == k
-                assert got[got != 0].abs().min() >= left.abs().max()
-            assert size(done.up) == 2 * k * len(plain.up)
-            for (_, a), (_, b) in zip(leaves(done.state.base), leaves(plain.state), strict=True):
+                assert torch.equal(value + rest, up + error)
+                assert int((value != 0).sum()) == k
+                assert value[value != 0].abs().min() >= rest.abs().max()
+            assert size(result.up) == 2 * k * len(plain.up)
+            for (_, a), (_, b) in zip(leaves(result.state.base), leaves(plain.state), strict=True):
                 assert torch.equal(a, b)
         f.take(active)
     assert all(error.any() for i in f.states for _, error in leaves(f.states[i].errors))
@@ -181,14 +181,14 @@ def test_traffic_is_counted_as_it_is_sent(share: float) -> None:
     method = make(S.Scaffold, *plugins)
     history = federation.run(make(S.Scaffold, *plugins), LEAST_SQUARES, W0, SOME)
     close(history.weights, run(method).weights, 1e-12)
-    sent = 2 * 2 * math.ceil(share * 10) / 10  # two vectors, values and places
-    assert list(history.metrics["up-vectors"][1:] / 3) == pytest.approx([sent] * T)
+    traffic = 2 * 2 * math.ceil(share * 10) / 10  # two vectors, values and places
+    assert list(history.metrics["up-vectors"][1:] / 3) == pytest.approx([traffic] * T)
     assert (history.metrics["down-vectors"][2:] / 3 >= 2).all()
     d = 56
-    found = upload_bytes(method.cost, method.client_half(), torch.zeros(d))
-    assert found == pytest.approx(2 * (4 + 8) * math.ceil(share * d))
+    nbytes = upload_bytes(method.cost, method.client_half(), torch.zeros(d))
+    assert nbytes == pytest.approx(2 * (4 + 8) * math.ceil(share * d))
     assert method.cost.client == pytest.approx(2 + 2)  # c_i and l_i; two errors
     bare = make(S.Scaffold, RI).cost
     assert method.cost.up == bare.up  # what the server reads
-    assert (found < bare.up * 4 * d) == (share == 0.3)
+    assert (nbytes < bare.up * 4 * d) == (share == 0.3)
     assert method.cost.down == bare.down

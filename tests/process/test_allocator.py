@@ -58,10 +58,10 @@ def test_the_search_for_unreachable_objects_rests_and_leaves_out_what_came(
     try:
         with uncollected():
             assert not gc.isenabled()
-            came = [object()]
+            objects = [object()]
         assert gc.isenabled()
         assert gc.get_freeze_count() > frozen
-        assert not any(came is kept for kept in gc.get_objects())  # which lists what is searched
+        assert not any(objects is each for each in gc.get_objects())  # which lists what is searched
     finally:
         gc.unfreeze()
 
@@ -77,17 +77,17 @@ def test_a_process_with_pytorch_is_searched_as_before() -> None:
 def test_clean_pages_of_files_are_dropped_and_written_ones_stay(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(empty := bytes(1 << 24))
-    with file.open("rb") as opened:
-        clean, written = (mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY) for _ in range(2))
-    written[5] = 7
-    assert [clean[:], sum(written[:])] == [empty, 7]  # all pages are there
+    with file.open("rb") as stream:
+        clean, dirty = (mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY) for _ in range(2))
+    dirty[5] = 7
+    assert [clean[:], sum(dirty[:])] == [empty, 7]  # all pages are there
     before = resident("RssFile:")
     forget_file_pages()
     assert resident("RssFile:") < before - 12  # of `clean`; others are mapped again meanwhile
-    assert [clean[:], sum(written[:])] == [empty, 7]
+    assert [clean[:], sum(dirty[:])] == [empty, 7]
     assert torch.ones(3).sum() == 3
     clean.close()
-    written.close()
+    dirty.close()
 
 
 def resident(kind: str) -> float:

@@ -34,7 +34,7 @@ def send(number: int, times: int = 1) -> None:
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 def test_the_first_of_many_signals_ends_the_block(number: int, code: int) -> None:
-    saved = []
+    saves = []
 
     def work() -> None:
         try:
@@ -43,11 +43,11 @@ def test_the_first_of_many_signals_ends_the_block(number: int, code: int) -> Non
             for _ in range(20):
                 send(number)
                 send(signal.SIGINT)
-                saved.append("some")
+                saves.append("some")
 
     with interruptible(), pytest.raises(KeyboardInterrupt) as interrupt:
         work()
-    assert len(saved) == 20
+    assert len(saves) == 20
     assert exit_code(interrupt.value) == code
 
 
@@ -89,14 +89,14 @@ def test_a_block_in_a_block_has_the_same_interrupts() -> None:
 
 
 def test_what_others_handle_or_ignore_is_left_alone() -> None:
-    seen: list[int] = []
-    before = signal.signal(signal.SIGHUP, lambda number, _: seen.append(number))
+    signals: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, _: signals.append(number))
     try:
         with interruptible():
             send(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert seen == [signal.SIGHUP]
+    assert signals == [signal.SIGHUP]
 
 
 def test_outside_the_main_thread_nothing_is_handled() -> None:
@@ -121,9 +121,9 @@ def test_an_interrupt_that_lost_its_number_gets_it_back() -> None:
         except KeyboardInterrupt:
             raise KeyboardInterrupt from None
 
-    with pytest.raises(KeyboardInterrupt) as raised, interruptible(), interruptible():
+    with pytest.raises(KeyboardInterrupt) as error, interruptible(), interruptible():
         wait()
-    assert exit_code(raised.value) == 143
+    assert exit_code(error.value) == 143
 
 
 def test_under_nohup_a_lost_terminal_ends_nothing() -> None:

@@ -103,10 +103,10 @@ def test_runs_compute_with_them_and_put_back_what_they_found(
 ) -> None:
     """`simulate`, a run in process, and Flower's server."""
     torch.set_num_threads(2)
-    seen: list[int] = []
+    counts: list[int] = []
 
     def note(*_: Any, **__: Any) -> None:
-        seen.append(torch.get_num_threads())
+        counts.append(torch.get_num_threads())
 
     def loss(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         note()
@@ -114,13 +114,13 @@ def test_runs_compute_with_them_and_put_back_what_they_found(
 
     clients = [(torch.ones(4, 2), torch.ones(4, 1))] * 2
     simulate("fedavg", clients=clients, model=nn.Linear(2, 1), loss=loss, rounds=1, **keys)
-    seen = seen[-1:]  # in training; the model is tried before
+    counts = counts[-1:]  # in training; the model is tried before
     settings = {"model": "linear", "num-server-rounds": 1, "out-dir": str(tmp_path), **keys}
     engine.run(RunConfig.make(settings), on_client=note)
     monkeypatch.setattr(server_app, "run", note)
     server_app.app(InProcessGrid(ClientApp(), 2), context({"model": "linear", **keys}))
-    assert {*seen} == {number}
-    assert len(seen) > 2
+    assert {*counts} == {number}
+    assert len(counts) > 2
     assert torch.get_num_threads() == 2
 
 
@@ -180,10 +180,10 @@ def test_the_environment_is_set_in_our_own_processes_alone(code: str, policy: st
     """Set at all: before PyTorch was loaded."""
     own = {name: value for name, value in os.environ.items() if name not in threads.POLICIES}
     code += f"; import os; print(os.environ.get({POLICY!r}))"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split()[-1] == policy
+    assert result.stdout.split()[-1] == policy
 
 
 def test_as_many_processes_as_cores_or_one_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,8 @@ def test_tensorboard_has_every_metric_also_of_a_run_that_goes_on(tmp_path: Path)
     path = run(tmp_path, rounds=4, tracker="tensorboard", resume=True)
     events = EventAccumulator(str(path / "tensorboard")).Reload()
     for key in ("test-accuracy", "train-loss", "drift"):
-        shown = {event.step: event.value for event in events.Scalars(key)}
-        assert shown == pytest.approx(written(path, key), rel=1e-6)
+        values = {event.step: event.value for event in events.Scalars(key)}
+        assert values == pytest.approx(written(path, key), rel=1e-6)
     assert "settings/text_summary" in events.Tags()["tensors"]
 
 
@@ -50,10 +50,10 @@ def test_mlflow_has_settings_metrics_and_how_it_ended(
     path = run(tmp_path, rounds=3, tracker="mlflow", resume=True)
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     experiment = client.get_experiment_by_name(trackers.PROJECT)
-    (found,) = client.search_runs([experiment.experiment_id])  # one run, gone on with
-    assert (found.info.status, found.info.run_name) == ("FINISHED", "tracked")
-    assert found.data.params["algo"] == "fedavg"
-    history = client.get_metric_history(found.info.run_id, "test-accuracy")
+    (record,) = client.search_runs([experiment.experiment_id])  # one run, which was resumed
+    assert (record.info.status, record.info.run_name) == ("FINISHED", "tracked")
+    assert record.data.params["algo"] == "fedavg"
+    history = client.get_metric_history(record.info.run_id, "test-accuracy")
     assert {point.step: point.value for point in history} == written(path, "test-accuracy")
 
 
@@ -82,20 +82,20 @@ def test_a_package_that_is_missing_is_one_line_before_anything_is_written(
 def test_a_tracker_that_fails_is_a_warning_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[int] = []
+    numbers: list[int] = []
 
     def start(*_: Any) -> Tracker:
         def record(number: int, metrics: Any) -> None:
-            told.append(number)
+            numbers.append(number)
             if number == 1:
                 raise ConnectionError("no route\nto host")
 
-        return Tracker(record, lambda good: told.append(-1))
+        return Tracker(record, lambda good: numbers.append(-1))
 
     monkeypatch.setattr(trackers, "_wandb", start)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     run(tmp_path, rounds=3, tracker="wandb")
-    assert told == [0, 1]
+    assert numbers == [0, 1]
     assert [r.getMessage() for r in caplog.records if "wandb" in r.getMessage()] == [
         "wandb: no route to host; it is left out"
     ]

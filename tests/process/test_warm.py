@@ -55,7 +55,7 @@ class Warm(NamedTuple):
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[Warm]:
+def warm(tmp_path: Path) -> Iterator[Warm]:
     own = tmp_path / "bin"
     own.mkdir()
     (own / "fake").write_text('#!/bin/sh\necho "the real one: $*"\nexit 5\n')
@@ -91,14 +91,14 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_child_is_the_command_as_the_caller_started_it(started: Warm, tmp_path: Path) -> None:
+def test_a_child_is_the_command_as_the_caller_started_it(warm: Warm, tmp_path: Path) -> None:
     code = (
         "import atexit, os, sys; atexit.register(print, 'at exit');"
         "print(sys.argv[2:], os.getcwd(), os.environ['OWN'] == '\\udcff', os.read(0, 99));"
         "print('wrong', file=sys.stderr); sys.exit(7)"
     )
     expected = f"['a', 'b c'] {tmp_path} True b'given\\n'\nat exit\n"
-    assert started.call(code, "a", "b c", cwd=tmp_path) == (7, expected, "wrong\n")
+    assert warm.call(code, "a", "b c", cwd=tmp_path) == (7, expected, "wrong\n")
 
 
 @pytest.mark.parametrize(
@@ -110,22 +110,22 @@ def test_a_child_is_the_command_as_the_caller_started_it(started: Warm, tmp_path
     ],
 )
 def test_a_child_has_the_imports_but_those_of_one_package(
-    code: str, expected: str, started: Warm
+    code: str, expected: str, warm: Warm
 ) -> None:
-    assert started.call(code) == (0, f"{expected}\n", "")
+    assert warm.call(code) == (0, f"{expected}\n", "")
 
 
 @pytest.mark.parametrize("code", ["raise ValueError('no')", "import sys; sys.exit('no')"])
-def test_an_error_of_a_command_is_that_of_a_process(code: str, started: Warm) -> None:
-    code_of, output, errors = started.call(code)
+def test_an_error_of_a_command_is_that_of_a_process(code: str, warm: Warm) -> None:
+    code_of, output, errors = warm.call(code)
     assert (code_of, output) == (1, "")
     assert errors.rstrip().endswith("no")
-    assert started.call("print(1)") == (0, "1\n", "")
+    assert warm.call("print(1)") == (0, "1\n", "")
 
 
-def test_children_run_at_once_and_share_no_file_of_the_warm_process(started: Warm) -> None:
+def test_children_run_at_once_and_share_no_file_of_the_warm_process(warm: Warm) -> None:
     code = "import os; print(len(os.listdir('/proc/self/fd')), flush=True); os.read(0, 1)"
-    processes = [started.start(code) for _ in range(3)]
+    processes = [warm.start(code) for _ in range(3)]
     counts = [int(process.stdout.readline()) for process in processes if process.stdout]
     assert max(counts) - min(counts) <= 4  # the pipes of earlier children
     for process in processes:
@@ -147,48 +147,48 @@ HANDLED = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9));"
         ("", signal.SIGSEGV, True, -signal.SIGSEGV),
     ],
 )
-def test_signals(code: str, number: int, to_child: bool, expected: int, started: Warm) -> None:
-    with started.start(f"import os, signal, sys, time; {code} {SLEEP}") as process:
+def test_signals(code: str, number: int, to_child: bool, expected: int, warm: Warm) -> None:
+    with warm.start(f"import os, signal, sys, time; {code} {SLEEP}") as process:
         assert process.stdout
         child = int(process.stdout.readline())
         os.kill(child if to_child else process.pid, number)
         assert process.wait(60) == expected
     wait(lambda: not is_running(child))
-    assert started.call("print(1)")[0] == 0
+    assert warm.call("print(1)")[0] == 0
 
 
-def test_without_the_warm_process_the_command_itself_is_started(started: Warm) -> None:
-    os.kill(started.parent, signal.SIGKILL)
+def test_without_the_warm_process_the_command_itself_is_started(warm: Warm) -> None:
+    os.kill(warm.parent, signal.SIGKILL)
     for _ in range(2):
-        code, output, errors = started.call("print(1)", "a")
+        code, output, errors = warm.call("print(1)", "a")
         assert (code, output) == (5, "the real one: print(1) a\n")
         assert errors.count("\n") == 1
         assert errors.startswith("fedaccord: the warm process is gone (")
         assert "bin/fake without it" in errors
-    started.program.communicate("", timeout=60)
-    assert not started.folder.exists()
+    warm.program.communicate("", timeout=60)
+    assert not warm.folder.exists()
 
 
-@pytest.mark.parametrize("ended", ["killed", "ended"])
-def test_nothing_stays_when_the_program_ends(ended: str, started: Warm) -> None:
-    assert started.folder.stat().st_mode & 0o777 == 0o700
-    parent = started.parent
-    with started.start(f"import os, time; {SLEEP}") as process:
+@pytest.mark.parametrize("end", ["killed", "ended"])
+def test_nothing_stays_when_the_program_ends(end: str, warm: Warm) -> None:
+    assert warm.folder.stat().st_mode & 0o777 == 0o700
+    parent = warm.parent
+    with warm.start(f"import os, time; {SLEEP}") as process:
         assert process.stdout
         child = int(process.stdout.readline())
-        if ended == "killed":
-            started.program.kill()
+        if end == "killed":
+            warm.program.kill()
         else:
-            assert started.program.stdin
-            started.program.stdin.close()
-        wait(lambda: not (is_running(child) or is_running(parent) or started.folder.exists()))
+            assert warm.program.stdin
+            warm.program.stdin.close()
+        wait(lambda: not (is_running(child) or is_running(parent) or warm.folder.exists()))
         process.wait(60)
 
 
 def test_a_command_that_is_not_there_is_one_line() -> None:
     code = "from fedaccord.process.warm import warm\nwith warm({'no-such': print}, 'x'): pass"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    line = done.stderr.splitlines()[-1]
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    line = run.stderr.splitlines()[-1]
     reason = "expected the command no-such in PATH, found none: add the environment's folder bin"
     assert line == f"FileNotFoundError: {reason}"
 
@@ -196,20 +196,20 @@ def test_a_command_that_is_not_there_is_one_line() -> None:
 def test_pauses_of_a_supernode_grow_while_it_is_idle() -> None:
     class Clock:
         now = 0.0
-        slept: list[float] = []  # noqa: RUF012
+        sleeps: list[float] = []  # noqa: RUF012
 
         def monotonic(self) -> float:
             return self.now
 
         def sleep(self, seconds: float) -> None:
-            self.slept.append(seconds)
+            self.sleeps.append(seconds)
             self.now += seconds
 
     pauses = flower.Pauses(clock := Clock())
-    for asked in (3, 3, 0.5):
-        pauses.sleep(asked)
+    for pause in (3, 3, 0.5):
+        pauses.sleep(pause)
     clock.now += 2.0  # it sends the reply
     pauses.sleep(3)
     clock.now += 100
     pauses.sleep(3)
-    assert clock.slept == pytest.approx([0.1, 0.1, 0.05, 0.41, 3.0])
+    assert clock.sleeps == pytest.approx([0.1, 0.1, 0.05, 0.41, 3.0])

@@ -28,7 +28,7 @@ class Work(NamedTuple):
 
     end: float
     client: int
-    begun: int  # s
+    start: int  # s
     y: Array  # w_{i,K}
     D: Array
     c: Array  # c^s
@@ -44,7 +44,7 @@ def run(
     method: str,
     problem: LeastSquares,
     w0: Array,
-    wanted: Sequence[Sequence[int]],
+    schedule: Sequence[Sequence[int]],
     seconds: Sequence[float],
     *,
     M: int,
@@ -57,7 +57,7 @@ def run(
     server_lr: float = 1.0,
     omega: Callable[[int], float] = lambda tau: 1.0,
 ) -> Result:
-    """wanted: who is asked in each step, as far as seats are free and they are not at work.
+    """schedule: who is asked in each step, as far as seats are free and they are not at work.
     seconds: of a visit of each client. K: local steps, of all or of each client."""
     C, d = problem.num_clients, problem.dim
     steps = [K] * C if isinstance(K, int) else K
@@ -66,8 +66,8 @@ def run(
     if method in ("local", "fedinit"):
         memory = memory + w0
     now, at_work = 0.0, list[Work]()
-    found: Any = Result(w0[None], memory[None], [])
-    for t, cohort in enumerate(wanted):
+    result: Any = Result(w0[None], memory[None], [])
+    for t, cohort in enumerate(schedule):
         busy = {visit.client for visit in at_work}
         for i in [i for i in sorted(cohort) if i not in busy][: M - len(busy)]:
             start = {"local": memory[i], "fedinit": w + beta * (w - memory[i])}.get(method, w)
@@ -83,7 +83,7 @@ def run(
         at_work.sort()
         buffer, at_work = at_work[:B], at_work[B:]
         now = buffer[-1].end
-        damped = [omega(t - visit.begun) * visit.D for visit in buffer]
+        damped = [omega(t - visit.start) * visit.D for visit in buffer]
         step = np.mean(damped, axis=0)
         if method == "fednova":
             own = [steps[visit.client] for visit in buffer]
@@ -113,9 +113,9 @@ def run(
         if method == "fedgloss":
             before, e = e, -radius * step / (np.linalg.norm(step) + EPS)
             w = w - before + e
-        found = Result(
-            np.concatenate([found.w, w[None]]),
-            np.concatenate([found.memories, memory[None]]),
-            [*found.delays, [t - visit.begun for visit in buffer]],
+        result = Result(
+            np.concatenate([result.w, w[None]]),
+            np.concatenate([result.memories, memory[None]]),
+            [*result.delays, [t - visit.start for visit in buffer]],
         )
-    return found
+    return result

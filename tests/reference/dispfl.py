@@ -69,7 +69,7 @@ def ones_per_layer(shapes: Shapes, density: float) -> list[int]:
 
 
 def layers(shapes: Shapes) -> list[slice]:
-    """Where each layer lies in the flat vector."""
+    """Where each layer is in the flat vector."""
     ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
     return [slice(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
 
@@ -109,10 +109,10 @@ def run(
                 mask[smallest(abs(w[i, part]), np.flatnonzero(mask), n)] = 0
                 candidates = np.flatnonzero(mask == 0)
                 if regrow is None:
-                    grown = smallest(-abs(g_dense[part]), candidates, n)
+                    new = smallest(-abs(g_dense[part]), candidates, n)
                 else:
-                    grown = np.array(regrow(i, t, layer, candidates, n), dtype=np.int64)
-                mask[grown] = 1
+                    new = np.array(regrow(i, t, layer, candidates, n), dtype=np.int64)
+                mask[new] = 1
         N = (topology.without(W, f.failed(t)) != 0) | np.eye(len(W), dtype=bool)
         total, c = N.astype(float) @ w, N.astype(float) @ m
         x = m_new * np.divide(total, c, out=np.zeros_like(c), where=c > 0)

@@ -22,14 +22,14 @@ from .problem import Federation, History, reference
 def run(f: Federation, alpha: float = 0.1) -> History:
     w, q, h = f.w0, f.zeros(), 0 * f.w0
     for t, active, _ in f.rounds(lam_bar=-h):
-        w_K, moved = {}, {}
+        w_K, moves = {}, {}
         for i in active:
             w_0 = f.start(i, w)
             center = f.center(w, w_0)
             w_K[i] = f.train(t, i, w_0, lambda w_k, g: g - q[i] + alpha * (w_k - center))
-            moved[i] = w_K[i] - center
-            q[i] = q[i] - alpha * moved[i]
-        h = h - alpha / f.C * sum(moved.values())
+            moves[i] = w_K[i] - center
+            q[i] = q[i] - alpha * moves[i]
+        h = h - alpha / f.C * sum(moves.values())
         w_bar = f.mean(w_K)
         w = w_bar - h / alpha
         f.record(w, w_bar, lam_bar=-h)

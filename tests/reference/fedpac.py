@@ -33,7 +33,7 @@ def run(
     make = make or {"adamw": AdamW, "momentum": Momentum, "sgd": SGD}[inner]
     w, G, theta = f.w0, 0 * f.w0, None
     for t, active, lr_t in f.rounds(G=G):
-        w_K, steps, sent = {}, {}, {}
+        w_K, steps, uploads = {}, {}, {}
         for i in active:
             optimizer = make()
             if theta is not None:
@@ -42,10 +42,10 @@ def run(
             for k in range(f.K(i)):
                 p = optimizer.step(f.gradient(t, i, k, w_k))
                 w_k = w_k - lr_t * ((1 - beta) * (p + f.wd * w_k) + beta * G)
-            sent[i] = optimizer.sent()
+            uploads[i] = optimizer.sent()
             steps[i] = (w_0 - w_k) / (f.K(i) * lr_t)
             w_K[i] = f.end(i, w_k)
         w, G = f.mean(w_K), f.mean(steps)
-        theta = [f.mean({i: sent[i][j] for i in active}) for j in range(len(sent[active[0]]))]
+        theta = [f.mean({i: uploads[i][j] for i in active}) for j in range(len(uploads[active[0]]))]
         f.record(w, w, G=G)
     return f.history()

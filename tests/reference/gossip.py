@@ -46,7 +46,7 @@ class Network(Federation):
     ) -> None:
         super().__init__(*common, **more)
         self.failures, self.gossip_steps = failed, gossip_steps
-        self.models, self.trained = [self.copies(self.w0)], []
+        self.models, self.local_models = [self.copies(self.w0)], []
 
     def failed(self, t: int) -> list[int]:
         """The nodes that fail in round t."""
@@ -62,15 +62,15 @@ class Network(Federation):
 
     def record(self, x: Array, z: Array, **memories: Array) -> None:
         self.models.append(x.copy())
-        self.trained.append(z.copy())
+        self.local_models.append(z.copy())
         self.trace(memories)
 
     def history(self, **clients: Array) -> GossipHistory:
         return GossipHistory(
             np.array(self.models),
             np.array([x.mean(axis=0) for x in self.models]),
-            np.array(self.trained),
-            np.array([consensus_distance(z) for z in self.trained]),
+            np.array(self.local_models),
+            np.array([consensus_distance(z) for z in self.local_models]),
             np.array([consensus_distance(x) for x in self.models[1:]]),
             {"last": self.last, **clients},
             {name: np.array(trace) for name, trace in self.traces.items()},

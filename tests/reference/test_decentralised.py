@@ -120,8 +120,8 @@ def test_gossip_keeps_the_mean(name, option):
     if name != "dpsgd lian":
         assert (h.after <= h.before + 1e-12).all()
     directed = named(name, DIRECTED, option)
-    moved = np.abs(directed.averages[1:] - directed.local.mean(axis=1)).max()
-    assert moved > 1e-4 if "failed" in OPTIONS[option] else moved < 1e-12
+    drift = np.abs(directed.averages[1:] - directed.local.mean(axis=1)).max()
+    assert drift > 1e-4 if "failed" in OPTIONS[option] else drift < 1e-12
 
 
 # By hand, and reductions ------------------------------------------------------------------------
@@ -156,8 +156,8 @@ def test_two_rounds_by_hand(method, own):
             for i in range(C):
                 mix = np.zeros(D)
                 for j in range(C):
-                    lost = i != j and (i in FAILED[t] or j in FAILED[t])
-                    mix = mix + W[i, j] * (z[i] if lost else z[j])
+                    is_lost = i != j and (i in FAILED[t] or j in FAILED[t])
+                    mix = mix + W[i, j] * (z[i] if is_lost else z[j])
                 mixed.append(mix)
             z = mixed
         x = z
@@ -217,8 +217,8 @@ def test_gossip_scaffold_two_rounds_by_hand():
                 last[i] = last[i] - lr * (g - c_i[i] + c[i])
             c_plus[i] = c_i[i] - c[i] + (start[i] - last[i]) / (K * lr)
         W = CHANGING[t]
-        moved = 0.3 * w + 0.7 * last
-        w = np.array([sum(W[i, j] * moved[j] for j in range(C)) for i in range(C)])
+        mix = 0.3 * w + 0.7 * last
+        w = np.array([sum(W[i, j] * mix[j] for j in range(C)) for i in range(C)])
         tracked = c + c_plus - c_i
         c = np.array([sum(W[i, j] * tracked[j] for j in range(C)) for i in range(C)])
         c_i = c_plus
@@ -358,28 +358,28 @@ def test_dispfl_by_hand(option):
             for part in dispfl.layers(SHAPES):
                 ones = [p for p in range(part.start, part.stop) if masks[t, i, p]]
                 n = math.ceil(kappa * len(ones))
-                kept = sorted(ones, key=lambda p, w=w: abs(w[p]))[n:]
-                zeros = [p for p in range(part.start, part.stop) if p not in kept]
-                grown = sorted(zeros, key=lambda p, g=g: -abs(g[p]))[:n]
+                rest = sorted(ones, key=lambda p, w=w: abs(w[p]))[n:]
+                zeros = [p for p in range(part.start, part.stop) if p not in rest]
+                new = sorted(zeros, key=lambda p, g=g: -abs(g[p]))[:n]
                 after = [p for p in range(part.start, part.stop) if masks[t + 1, i, p]]
-                assert after == sorted(kept + grown)
+                assert after == sorted(rest + new)
         for i in range(C):
             if i in failed:
                 assert_close(h.local[t, i], h.weights[t, i], 0)
                 assert_close(h.weights[t + 1, i], h.weights[t, i], 0)
                 assert_close(masks[t + 1, i], masks[t, i], 0)
                 continue
-            heard = [j for j in range(C) if (CHANGING[t][i, j] > 0 or j == i) and j not in failed]
+            senders = [j for j in range(C) if (CHANGING[t][i, j] > 0 or j == i) and j not in failed]
             for p in range(24):
-                trained = [h.local[t, j, p] for j in heard if masks[t, j, p] == 1]
-                expected = np.mean(trained) if trained and masks[t + 1, i, p] else 0
+                values = [h.local[t, j, p] for j in senders if masks[t, j, p] == 1]
+                expected = np.mean(values) if values and masks[t + 1, i, p] else 0
                 assert_close(h.weights[t + 1, i, p], expected)
     assert_close(h.clients["last"], last)
     assert_close(h.clients["mask"], masks[-1], 0)
     if option == "plain":
-        grown = (masks[1:] == 1) & (masks[:-1] == 0)
-        assert (h.weights[1:][grown] != 0).any()
-        assert (h.weights[1:][grown] == 0).any()
+        new = (masks[1:] == 1) & (masks[:-1] == 0)
+        assert (h.weights[1:][new] != 0).any()
+        assert (h.weights[1:][new] == 0).any()
 
 
 def test_dense_dispfl_weighs_neighbours_alike():
@@ -397,10 +397,10 @@ def test_dense_dispfl_weighs_neighbours_alike():
 
 def test_random_regrow():
     """The callback sees each layer's zeros after pruning and decides."""
-    seen = []
+    calls = []
 
     def lowest(i, t, layer, candidates, n):
-        seen.append((i, t, layer, len(candidates), n))
+        calls.append((i, t, layer, len(candidates), n))
         return candidates[:n]
 
     h = go_sparse(variant="random", regrow=lowest, failed=FAILED)
@@ -417,7 +417,7 @@ def test_random_regrow():
                 order = [p for p in np.argsort(abs(h.local[t, i, part])) if old[p]]
                 zeros = [p for p in range(SIZES[layer]) if p not in order[n:]]
                 assert np.flatnonzero(new).tolist() == sorted(order[n:] + zeros[:n])
-    assert seen == expected
+    assert calls == expected
     assert (masks.sum(axis=2) == sum(counts)).all()
 
 

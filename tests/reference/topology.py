@@ -92,7 +92,7 @@ def full(m: int) -> Array:
 
 def random(peers: Sequence[Sequence[int]]) -> Array:
     """Node i drew peers[i]; whoever drew or was drawn is a neighbour."""
-    return from_edges(len(peers), [(i, j) for i, drawn in enumerate(peers) for j in drawn])
+    return from_edges(len(peers), [(i, j) for i, others in enumerate(peers) for j in others])
 
 
 def draw(m: int, k: int, rng: np.random.Generator) -> list[list[int]]:

@@ -39,9 +39,9 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 def test_the_best_model_is_that_of_a_run_that_ends_there(metric: str, tmp_path: Path) -> None:
     path = federate(tmp_path, 6, name="long", algo="afedpd", **{"keep-best": metric})
     values = pd.read_csv(path / "metrics.csv")[metric].iloc[1:]
-    found = kept(path)
+    record = kept(path)
     number = int((values == best(metric)(values)).idxmax())
-    assert found == {"file": BEST, "metric": metric, "round": number, "value": values[number]}
+    assert record == {"file": BEST, "metric": metric, "round": number, "value": values[number]}
     short = federate(tmp_path, number, name="short", algo="afedpd")
     assert same(load_model(path, BEST), load_model(short))
 
@@ -125,9 +125,9 @@ def test_the_needs_of_a_metric_are_checked_before_the_directory_is_made(
     metric: str, more: dict[str, Any], needs: str, tmp_path: Path
 ) -> None:
     line = "^keep-best: expected a metric that this run measures, got .*: choose another or set "
-    with pytest.raises(ValueError, match=line + needs) as refused:
+    with pytest.raises(ValueError, match=line + needs) as error:
         federate(tmp_path, 2, name="x", **{"keep-best": metric}, **more)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
     assert not (tmp_path / "x").exists()
 
 

@@ -31,28 +31,28 @@ def test_two_checkpoints_are_kept_with_all_files_that_they_name(tmp_path: Path) 
     states = [f"clients/{name}.safetensors" for name in ("0-2", "0-3", "1-0")]
     assert names(tmp_path) == ["3.json", "3.safetensors", "4.json", "4.safetensors", *states]
     for number in (3, 4):
-        found = checkpoints.load(number)
-        assert found.facts == {"t": number}
-        assert torch.equal(found.server["w"], torch.full((3,), float(number)))
-        assert {i: round for i, (round, _) in found.clients.items()} == {0: number - 1, 1: 0}
-        assert torch.equal(found.clients[0][1]["c"], torch.full((2,), float(number)))
+        checkpoint = checkpoints.load(number)
+        assert checkpoint.facts == {"t": number}
+        assert torch.equal(checkpoint.server["w"], torch.full((3,), float(number)))
+        assert {i: round for i, (round, _) in checkpoint.clients.items()} == {0: number - 1, 1: 0}
+        assert torch.equal(checkpoint.clients[0][1]["c"], torch.full((2,), float(number)))
 
 
 def test_the_file_of_a_past_round_is_written_once(tmp_path: Path) -> None:
     """A checkpoint names the rounds that it needs; other files are deleted."""
     checkpoints = Checkpoints(tmp_path)
     rounds = [{0, 1}, {0, 1, 2}, {2, 3}, {2, 3, 4}]
-    written: dict[str, int] = {}
-    for number, kept in enumerate(rounds, 1):
-        past = {f"server.x.{t}": torch.full((3,), float(t)) for t in kept}
+    inodes: dict[str, int] = {}
+    for number, numbers in enumerate(rounds, 1):
+        past = {f"server.x.{t}": torch.full((3,), float(t)) for t in numbers}
         checkpoints.save(number, {}, {"w": torch.ones(2) * number, **past}, {})
         for path in (tmp_path / "rounds").iterdir():
             inode = path.stat().st_ino
-            assert written.setdefault(path.name, inode) == inode
-        found = Checkpoints(tmp_path).load()
-        assert found.server.keys() == {"w", *past}
-        assert all(torch.equal(found.server[name], v) for name, v in past.items())
-        assert torch.equal(found.server["w"], torch.ones(2) * number)
+            assert inodes.setdefault(path.name, inode) == inode
+        checkpoint = Checkpoints(tmp_path).load()
+        assert checkpoint.server.keys() == {"w", *past}
+        assert all(torch.equal(checkpoint.server[name], v) for name, v in past.items())
+        assert torch.equal(checkpoint.server["w"], torch.ones(2) * number)
     names_left = {path.name for path in (tmp_path / "rounds").iterdir()}
     assert names_left == {f"server.x.{t}.safetensors" for t in (2, 3, 4)}
     assert Checkpoints(tmp_path).load(3).server.keys() == {"w", "server.x.2", "server.x.3"}
@@ -90,16 +90,16 @@ def test_a_readable_file_with_other_content_is_damaged(
     assert Checkpoints(tmp_path).load(1).number == 1
 
 
-@pytest.mark.parametrize("written", range(4))
+@pytest.mark.parametrize("writes", range(4))
 def test_an_unfinished_checkpoint_does_not_count(
-    written: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted after some of its files: two of clients, the server's, and the JSON."""
     save(tmp_path, 1)
-    left = iter(range(written))
+    budget = iter(range(writes))
 
     def full(path: Path, content: bytes) -> None:
-        if next(left, None) is None:
+        if next(budget, None) is None:
             raise OSError(28, "No space left on device")
         replace(path, content)
 

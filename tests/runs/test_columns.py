@@ -43,10 +43,10 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+def by_file(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """The columns of each file, of all runs together."""
     folder = tmp_path_factory.mktemp("runs")
-    found: dict[str, set[str]] = {name: set() for name in ("metrics", "clients", "summary")}
+    names: dict[str, set[str]] = {name: set() for name in ("metrics", "clients", "summary")}
     for name, values in RUNS.items():
         config = SMALL | values | {"out-dir": str(folder), "name": name, "threads": 1}
         try:
@@ -56,12 +56,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
             assert name == "failed"
     began = RunDirectory(str(folder), "running", {"algo": "fedavg", "dataset": "digits", "seed": 0})
     for path in [*(folder / name for name in RUNS), began.path]:
-        found["summary"] |= flatten(json.loads((path / "summary.json").read_text())).keys()
+        names["summary"] |= flatten(json.loads((path / "summary.json").read_text())).keys()
         for table in ("metrics", "clients"):
             if (path / f"{table}.csv").exists():
-                found[table] |= columns(path / f"{table}.csv")
-    found["clients"] |= client_rows(1, {0: StateLost(0)}, "what was done")[0].keys()
-    return found
+                names[table] |= columns(path / f"{table}.csv")
+    names["clients"] |= client_rows(1, {0: StateLost(0)}, "what was done")[0].keys()
+    return names
 
 
 def columns(path: Path) -> set[str]:
@@ -77,20 +77,20 @@ def of_any_metric(column: str) -> str:
     return column
 
 
-def test_every_column_of_the_tables_is_explained(written: dict[str, set[str]]) -> None:
-    assert {of_any_metric(name) for name in written["metrics"]} == {c.name for c in METRICS}
-    clients = {of_any_metric(name) for name in written["clients"]}
+def test_every_column_of_the_tables_is_explained(by_file: dict[str, set[str]]) -> None:
+    assert {of_any_metric(name) for name in by_file["metrics"]} == {c.name for c in METRICS}
+    clients = {of_any_metric(name) for name in by_file["clients"]}
     assert clients == {column.name for column in TABLES["clients.csv"]}
 
 
-def test_every_key_of_the_summary_is_explained(written: dict[str, set[str]]) -> None:
+def test_every_key_of_the_summary_is_explained(by_file: dict[str, set[str]]) -> None:
     columns = TABLES["summary.json"]
 
     def general(key: str) -> str:
         metric = metric_of(key)
         return f"<metric>{key.removeprefix(metric)}" if metric else key
 
-    assert {general(key) for key in written["summary"]} == {column.name for column in columns}
+    assert {general(key) for key in by_file["summary"]} == {column.name for column in columns}
     (last,) = (column for column in columns if column.name == "<metric>-last")
     assert all(of_any_metric(metric) in last.meaning for metric in of_kind(EVALUATED))
 
@@ -118,8 +118,8 @@ def test_a_metric_has_a_direction_and_a_unit() -> None:
 def test_no_other_module_derives_the_kind_of_a_metric_from_its_name() -> None:
     package = REPOSITORY / "fedaccord"
     guesses = re.compile(r"""["'](accuracy|loss)["'] in |startswith\(["'](loss|test-)""")
-    found = [path for path in package.rglob("*.py") if guesses.search(path.read_text())]
-    assert found == []
+    paths = [path for path in package.rglob("*.py") if guesses.search(path.read_text())]
+    assert paths == []
 
 
 def test_the_command_and_the_page_say_the_same() -> None:

@@ -55,9 +55,9 @@ def test_config_toml_has_the_tables_in_use_and_reproduces_the_run(
     config = RunConfig.make(values)
     run = RunDirectory(str(tmp_path), "x", in_use(config), {"device": "cpu"} | resolved(config))
     content = tomllib.loads((run.path / "config.toml").read_text(encoding="utf-8"))
-    given = flatten(content["run"])
-    assert {key.partition(".")[0] for key in given if "." in key} == groups
-    assert RunConfig.make(given).flat == config.flat
+    keys = flatten(content["run"])
+    assert {key.partition(".")[0] for key in keys if "." in key} == groups
+    assert RunConfig.make(keys).flat == config.flat
     assert {"python", "fedaccord", "flwr", "torch"} <= content["versions"].keys()
     assert content["used"]["device"] == "cpu"
 
@@ -99,8 +99,8 @@ def test_a_run_leaves_its_files_and_no_others(tmp_path: Path) -> None:
         assert json.loads(file.metadata()["model"]) == {"architecture": "mlp"}
     run.summarise("completed")
     run.close()
-    found = {path.name for path in run.path.iterdir()}
-    assert found == {
+    names = {path.name for path in run.path.iterdir()}
+    assert names == {
         *("config.toml", "metrics.csv", "clients.csv", "summary.json"),
         *("model.safetensors", "model.json"),
     }
@@ -125,10 +125,10 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
             self.file.flush()
             raise OSError(28, "No space left on device")
 
-    opened = Path.open
+    usual = Path.open
 
     def open_full(path: Path, mode: str = "r", *args: Any, **more: Any) -> Any:
-        file = opened(path, mode, *args, **more)
+        file = usual(path, mode, *args, **more)
         return file if mode.startswith("r") else Full(file)
 
     return lambda: monkeypatch.setattr(Path, "open", open_full)
@@ -154,14 +154,14 @@ def test_a_run_that_cannot_begin_leaves_its_name_free(
     writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk is full at the lock, config.toml or summary.json."""
-    left = writes
+    budget = writes
     lock, sync = os.pwrite, os.fsync
 
     def filling(write: Callable[..., Any]) -> Callable[..., Any]:
         def full(*args: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
+            nonlocal budget
+            budget -= 1
+            if budget < 0:
                 raise OSError(28, "No space left on device")
             return write(*args)
 
@@ -235,13 +235,13 @@ def test_the_summary_counts_sums_and_ranks_without_the_untrained_model(tmp_path:
             run.summarise("running")
             assert summary(run)["test-accuracy-mean-of-last-10"] == pytest.approx(0.075)
     run.summarise("completed", unused=3)
-    found = summary(run)
-    assert (found["status"], found["rounds"], found["unused"]) == ("completed", 11, 3)
-    assert (found["rounds-counted"], found["replies"], found["dropped"]) == (10, 33, 22)
-    assert (found["down-bytes"], found["up-bytes"]) == (110, 11)
-    assert found["test-accuracy-last"] == 0.0
-    assert found["test-accuracy-mean-of-last-10"] == pytest.approx(sum(range(2, 11)) / 20 / 10)
-    assert (found["test-accuracy-best"], found["test-loss-best"]) == (0.5, 1.0)
+    values = summary(run)
+    assert (values["status"], values["rounds"], values["unused"]) == ("completed", 11, 3)
+    assert (values["rounds-counted"], values["replies"], values["dropped"]) == (10, 33, 22)
+    assert (values["down-bytes"], values["up-bytes"]) == (110, 11)
+    assert values["test-accuracy-last"] == 0.0
+    assert values["test-accuracy-mean-of-last-10"] == pytest.approx(sum(range(2, 11)) / 20 / 10)
+    assert (values["test-accuracy-best"], values["test-loss-best"]) == (0.5, 1.0)
 
 
 def test_a_run_that_says_running_and_has_no_process_is_dead(tmp_path: Path) -> None:
@@ -285,27 +285,27 @@ def test_unnamed_runs_that_begin_at_once_get_different_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process makes the folder between the check and the creation."""
-    place, taken = directory.place, []
+    place, paths = directory.place, []
 
-    def late(*given: Any) -> Path:
-        path = place(*given)
-        if not taken:
-            taken.append(path)
+    def late(*args: Any) -> Path:
+        path = place(*args)
+        if not paths:
+            paths.append(path)
             path.mkdir()
         return path
 
     monkeypatch.setattr(directory, "place", late)
-    assert RunDirectory(str(tmp_path), "", SETTINGS).path.name == f"{taken[0].name}-2"
+    assert RunDirectory(str(tmp_path), "", SETTINGS).path.name == f"{paths[0].name}-2"
 
 
 def test_a_folder_that_is_taken_or_locked_is_refused(tmp_path: Path) -> None:
-    taken = r"^name: .* exists already; choose another name"
+    line = r"^name: .* exists already; choose another name"
     (tmp_path / "x").mkdir()
-    with Lock(tmp_path / "x"), pytest.raises(ValueError, match=taken):
+    with Lock(tmp_path / "x"), pytest.raises(ValueError, match=line):
         RunDirectory(str(tmp_path), "x", SETTINGS)  # another process has found it empty, too
     first = RunDirectory(str(tmp_path), "x", SETTINGS)
     before = {path: path.read_bytes() for path in first.path.iterdir()}
-    with pytest.raises(ValueError, match=taken):
+    with pytest.raises(ValueError, match=line):
         RunDirectory(str(tmp_path), "x", SETTINGS)
     assert {path: path.read_bytes() for path in first.path.iterdir()} == before
 

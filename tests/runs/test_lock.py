@@ -119,8 +119,8 @@ def test_a_file_system_without_locks_is_a_warning(
         assert "no locks on this file system" in caplog.text
         assert caplog.text.count("\n") == 1
         assert is_locked(tmp_path)
-    gone = origin.process() | {"pid": 2**22 + 1, "locked": False}
-    (tmp_path / ".lock").write_text(json.dumps(gone))
+    owner = origin.process() | {"pid": 2**22 + 1, "locked": False}
+    (tmp_path / ".lock").write_text(json.dumps(owner))
     assert not is_locked(tmp_path)
 
 

@@ -64,7 +64,7 @@ def test_nodes_keep_their_partition_ids_when_a_run_resumes(tmp_path: Path) -> No
     nodes = dict(reversed(three(tmp_path).items()))
     path = federate(tmp_path, nodes, **{"num-server-rounds": 1})
     assert json.loads((path / "nodes.json").read_text()) == {"20": 0, "30": 1, "50": 2}
-    (path / "nodes.json").write_text('{"20": 2, "30": 0, "50": 1}')  # as nobody would number them
+    (path / "nodes.json").write_text('{"20": 2, "30": 0, "50": 1}')  # in no order of the nodes
     federate(tmp_path, nodes, **{"num-server-rounds": 2, "resume": True})
     sizes = pd.read_csv(path / "clients.csv").pivot(index="round", columns="client")["num-examples"]
     assert sizes.to_numpy().tolist() == [[10, 14, 18], [14, 18, 10]]
@@ -179,8 +179,8 @@ def test_states_of_simulated_clients_are_elsewhere(on_disk: bool, tmp_path: Path
     result = invoke("resume", path, "num-server-rounds=2")
     assert result.exit_code == 2, result.output
     assert result.stderr.count("\n") == 1
-    kept = f"in state-dir={state_dir}" if on_disk else "in the memory of Flower's clients"
-    assert f"scaffold has clients with states, which are {kept}" in result.stderr
+    place = f"in state-dir={state_dir}" if on_disk else "in the memory of Flower's clients"
+    assert f"scaffold has clients with states, which are {place}" in result.stderr
     assert "resume=true name='x'" in result.stderr
     keys = {k: v for k, v in SETTINGS.items() if k not in ("algo", "name", "wait-timeout")}
     with pytest.raises(ValueError, match="scaffold has clients with states"):
@@ -206,7 +206,7 @@ def test_a_run_that_is_killed_has_the_model_of_its_last_checkpoint(tmp_path: Pat
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-    found = load_model(tmp_path / "x")
+    model = load_model(tmp_path / "x")
     w = Checkpoints(tmp_path / "x" / "checkpoint").load().server["w"]
-    assert torch.equal(torch.cat([found[name].flatten() for name in found]).sort()[0], w.sort()[0])
+    assert torch.equal(torch.cat([model[name].flatten() for name in model]).sort()[0], w.sort()[0])
     success(invoke("evaluate", tmp_path / "x"))

@@ -35,13 +35,13 @@ def test_functions_and_files_that_affect_numbers_or_are_metrics_have_a_hash(
         "model": ["named_by_a_run:net"],
         "metrics": ["named_by_a_run:metric"],
     }
-    found = of_run(config, {"samples": "12345678"})  # which are those of the data set's function
-    assert {*found} == {"samples", "model", "metrics", "partition-file"}
+    first = of_run(config, {"samples": "12345678"})  # which are those of the data set's function
+    assert {*first} == {"samples", "model", "metrics", "partition-file"}
     assert {*of_run(config, {})} == {"dataset", "model", "metrics", "partition-file"}
-    assert all(len(digest) == 8 for digest in found.values())
+    assert all(len(digest) == 8 for digest in first.values())
     parts.write_text("[[1], [0]]")
-    changed = of_run(config, {"samples": "12345678"})
-    assert [key for key in found if found[key] != changed[key]] == ["partition-file"]
+    second = of_run(config, {"samples": "12345678"})
+    assert [key for key in first if first[key] != second[key]] == ["partition-file"]
 
 
 def test_code_that_devices_alone_have_is_left_out() -> None:

@@ -21,8 +21,8 @@ PACKAGE = Path(origin.__file__).parents[1]
 
 def git(*words: str, folder: Path) -> str:
     who = ("-c", "user.name=x", "-c", "user.email=x@x")
-    done = subprocess.run(["git", "-C", folder, *who, *words], capture_output=True, check=True)
-    return done.stdout.decode().strip()
+    result = subprocess.run(["git", "-C", folder, *who, *words], capture_output=True, check=True)
+    return result.stdout.decode().strip()
 
 
 def test_the_commit_is_that_of_this_checkout() -> None:
@@ -107,12 +107,12 @@ def test_a_process_is_alive_until_it_ends() -> None:
     assert not origin.is_alive(me | {"started": me["started"] - 100})  # who had the number before
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     assert origin.is_alive(me | {"pid": child.pid, "started": me["started"]}) is False
-    started = psutil.Process(child.pid).create_time()
-    there = me | {"pid": child.pid, "started": started}
-    assert origin.is_alive(there)
+    start = psutil.Process(child.pid).create_time()
+    process = me | {"pid": child.pid, "started": start}
+    assert origin.is_alive(process)
     assert child.stdin is not None
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert not origin.is_alive(there)  # a zombie
+    assert not origin.is_alive(process)  # a zombie
     child.wait()
-    assert not origin.is_alive(there)
+    assert not origin.is_alive(process)

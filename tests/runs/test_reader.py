@@ -26,15 +26,15 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_is_read_as_it_was_written(path: Path) -> None:
-    found = reader.read(path)
-    assert (found.settings["algo"], found.settings["seed"]) == ("fedsam", 3)
-    assert found.settings["sam.rho"] == "auto"
-    assert found.used["sam.rho"] == 0.1
-    assert found.used["gradients-per-step"] == 2  # one to ascend, one to descend
-    assert [*found.metrics["round"]] == [0, 1, 2]
-    assert len(found.clients) == 4  # two of four clients in two rounds
-    assert found.summary["partition.unused"] == 1438 % 4
-    assert "torch" in found.versions
+    result = reader.read(path)
+    assert (result.settings["algo"], result.settings["seed"]) == ("fedsam", 3)
+    assert result.settings["sam.rho"] == "auto"
+    assert result.used["sam.rho"] == 0.1
+    assert result.used["gradients-per-step"] == 2  # one to ascend, one to descend
+    assert [*result.metrics["round"]] == [0, 1, 2]
+    assert len(result.clients) == 4  # two of four clients in two rounds
+    assert result.summary["partition.unused"] == 1438 % 4
+    assert "torch" in result.versions
 
 
 def test_a_run_whose_process_is_gone_is_shown_as_dead(path: Path, tmp_path: Path) -> None:
@@ -50,8 +50,8 @@ def test_a_run_whose_process_is_gone_is_shown_as_dead(path: Path, tmp_path: Path
 
 def shows(path: Path, other: Path, status: str) -> None:
     assert reader.read(other).summary["status"] == status
-    shown = invoke("compare", path, other).stdout
-    assert f", 7), 1 {status}" in shown
+    output = invoke("compare", path, other).stdout
+    assert f", 7), 1 {status}" in output
 
 
 def test_the_classes_are_those_of_the_clients_samples(path: Path) -> None:

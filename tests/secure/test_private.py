@@ -58,21 +58,21 @@ def test_a_rounded_upload_has_at_most_the_norm_s(d: int, bits: int, size: float,
         with pytest.raises(ValueError, match=r"raise secure-sum\.bits, or lower"):
             plugin.encode(up, down, None, result)
         return
-    sent, _ = plugin.encode(up, down, None, result)
-    found = plugin.decode(Decoded(sent), kind, down, w).up
-    norm = float(torch.cat([found[0] - w, found[1]]).norm())
+    encoding, _ = plugin.encode(up, down, None, result)
+    upload = plugin.decode(Decoded(encoding), kind, down, w).up
+    norm = float(torch.cat([upload[0] - w, upload[1]]).norm())
     assert norm <= 1 + 1e-12
     assert norm >= min(1.0, float(torch.cat([up[0] - w, up[1]]).norm())) - 2 * error
 
 
 def test_one_client_changes_the_released_sum_by_at_most_s() -> None:
     """With data that move its model further, and with data that do not move it."""
-    moved = []
+    models = []
     for scale in (0.0, 2.0):
         clients = PROBLEM.clients()
         clients[5] = (clients[5][0] * scale, clients[5][1] * scale)
-        moved.append(run("fedavg", 0.0, 40, 1, clients).state.w)
-    assert 0.999 * CLIP < float((moved[0] - moved[1]).norm()) * C < CLIP * (1 + 1e-9)
+        models.append(run("fedavg", 0.0, 40, 1, clients).state.w)
+    assert 0.999 * CLIP < float((models[0] - models[1]).norm()) * C < CLIP * (1 + 1e-9)
 
 
 def test_noise_is_added_to_the_sum_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,10 +88,10 @@ def test_memories_follow_what_the_server_reads(name: str) -> None:
 
 
 def test_a_round_without_a_sum_fails_and_its_noise_counts() -> None:
-    """Who took part may show in it, and a step of noise alone would help nobody."""
-    found = run("fedavg", 0.0, 24, 2, faults=lambda t, i: "late" if t and i > 1 else None)
-    assert torch.equal(found.weights[2], found.weights[1])
-    assert (found.state.failed, found.state.privacy.releases) == (1, 2)
+    """Who took part may show in it, and a step of noise alone would be useless."""
+    history = run("fedavg", 0.0, 24, 2, faults=lambda t, i: "late" if t and i > 1 else None)
+    assert torch.equal(history.weights[2], history.weights[1])
+    assert (history.state.failed, history.state.privacy.releases) == (1, 2)
 
 
 def test_rounding_that_cannot_stay_within_the_clip_is_one_line_before_round_1() -> None:

@@ -26,8 +26,8 @@ LATE, PLAIN_STAGES = "late", (client.SETUP, client.SHARE, client.UNMASK)
 
 def test_the_primitives_give_known_answers() -> None:
     """HKDF: RFC 5869, A.1. AES-256-CTR: NIST SP 800-38A, F.5.5. ECDH on P-256: RFC 5903, 8.1."""
-    made = HKDF(hashes.SHA256(), 42, bytes(range(13)), bytes(range(0xF0, 0xFA)))
-    assert made.derive(b"\x0b" * 22).hex().startswith("3cb25f25faacd57a90434f64d0362f2a2d2d0a90")
+    hkdf = HKDF(hashes.SHA256(), 42, bytes(range(13)), bytes(range(0xF0, 0xFA)))
+    assert hkdf.derive(b"\x0b" * 22).hex().startswith("3cb25f25faacd57a90434f64d0362f2a2d2d0a90")
     key = "603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4"
     counter = bytes(range(0xF0, 0x100))
     cipher = Cipher(algorithms.AES(bytes.fromhex(key)), modes.CTR(counter)).encryptor()
@@ -35,10 +35,10 @@ def test_the_primitives_give_known_answers() -> None:
     assert block.hex() == "601ec313775789a5b7a7f504bbf3d228"
     i = bytes.fromhex("c88f01f510d9ac3f70a292daa2316de544e9aab8afe84049c62a9c57862d1433")
     r = bytes.fromhex("c6ef9c5d78ae012a011164acb397ce2088685d8f06bf9be0b283ab46476bee53")
-    shared = "d6840f6b42f6edafd13116e0e12565202fef8e9ece7dce03812464d04b9442de"
-    found = masks._private(i).exchange(ec.ECDH(), masks._private(r).public_key())
-    assert found.hex() == shared
-    derived = HKDF(hashes.SHA256(), 32, None, None).derive(bytes.fromhex(shared))
+    secret = "d6840f6b42f6edafd13116e0e12565202fef8e9ece7dce03812464d04b9442de"
+    agreement = masks._private(i).exchange(ec.ECDH(), masks._private(r).public_key())
+    assert agreement.hex() == secret
+    derived = HKDF(hashes.SHA256(), 32, None, None).derive(bytes.fromhex(secret))
     assert masks.shared_key(i, masks.public_key(r)) == base64.urlsafe_b64encode(derived)
     assert masks.shared_key(r, masks.public_key(i)) == masks.shared_key(i, masks.public_key(r))
 
@@ -69,8 +69,8 @@ def test_shares_are_sealed_as_fernet_specifies() -> None:
 
 def test_a_mask_is_the_key_stream_of_its_seed() -> None:
     seed = bytes(range(32))
-    made = HKDF(hashes.SHA256(), 48, None, b"fedaccord secure sum mask").derive(seed)
-    cipher = Cipher(algorithms.AES(made[:32]), modes.CTR(made[32:])).encryptor()
+    key = HKDF(hashes.SHA256(), 48, None, b"fedaccord secure sum mask").derive(seed)
+    cipher = Cipher(algorithms.AES(key[:32]), modes.CTR(key[32:])).encryptor()
     stream = cipher.update(bytes(40))
     assert masks.expand(seed, 10, 32).tobytes() == stream
     assert masks.expand(seed, 5, 64).tobytes() == stream
@@ -81,8 +81,8 @@ def test_a_mask_is_the_key_stream_of_its_seed() -> None:
 def test_every_bit_of_a_seed_changes_the_mask() -> None:
     seed = int.from_bytes(bytes(range(32)), "big")
     flipped = [seed] + [seed ^ (1 << bit) for bit in range(256)]
-    found = {masks.expand(s.to_bytes(32, "big"), 4, 32).tobytes() for s in flipped}
-    assert len(found) == 257
+    streams = {masks.expand(s.to_bytes(32, "big"), 4, 32).tobytes() for s in flipped}
+    assert len(streams) == 257
 
 
 def test_masks_are_uniform() -> None:
@@ -121,13 +121,13 @@ def protocol(
     lost: dict[int, str] | None = None,
     degree: int = 20,
     bits: int = 24,
-    seen: dict[str, dict[int, Any]] | None = None,
+    transcript: dict[str, dict[int, Any]] | None = None,
     spoil: Callable[[str, int, dict[str, Any]], None] = lambda stage, i, answer: None,
 ) -> tuple[dict[int, Any], Any]:
     """(uploads in plain of those in the sum, the sum); lost: client -> stage to which it does not
-    answer; seen: stage -> every answer that the server gets, too late ones under LATE."""
+    answer; transcript: stage -> every answer that the server gets, too late ones under LATE."""
     lost, plain = lost or {}, numbers(n, bits)
-    seen = {} if seen is None else seen
+    transcript = {} if transcript is None else transcript
     secure = SecureRound(range(n), *Masking(bits, degree, 0.6))
     memories: dict[int, Any] = {i: {} for i in range(n)}
 
@@ -137,7 +137,7 @@ def protocol(
             if lost.get(i) != payload["stage"]:
                 answers[i], memories[i] = client.answer(payload, memories[i])
                 spoil(payload["stage"], i, answers[i])
-                seen.setdefault(payload["stage"], {})[i] = answers[i]
+                transcript.setdefault(payload["stage"], {})[i] = answers[i]
         return answers
 
     shares = secure.shares(ask(secure.setup()))
@@ -145,9 +145,9 @@ def protocol(
     for i, payload in secure.masked(ask(shares)).items():
         memories[i] = client.open_shares(payload, memories[i])
         is_late = lost.get(i) == client.MASKED
-        there = seen.setdefault(LATE, {}) if is_late else uploads
-        there[i] = client.add_masks(plain[i], memories[i])
-    seen[client.MASKED] = uploads
+        target = transcript.setdefault(LATE, {}) if is_late else uploads
+        target[i] = client.add_masks(plain[i], memories[i])
+    transcript[client.MASKED] = uploads
     payloads = secure.unmask({i: memories[i]["senders"] for i in uploads})
     uploads = {i: uploads[i] for i in payloads}
     total = secure.total(uploads, ask(payloads))
@@ -155,7 +155,7 @@ def protocol(
 
 
 STAGES = (client.SETUP, client.SHARE, client.MASKED, client.UNMASK)
-PATTERNS = [*combinations_with_replacement((None, *STAGES), 5)]  # what becomes of five clients
+PATTERNS = [*combinations_with_replacement((None, *STAGES), 5)]  # the fates of five clients
 
 
 @pytest.mark.parametrize("lost", [{}, *({3: stage} for stage in STAGES), dict(enumerate(STAGES))])
@@ -184,9 +184,9 @@ def test_all_patterns_of_lost_clients() -> None:
     """A sum if enough remain at each stage, of those whose uploads came; else one line."""
     for k, fates in enumerate(PATTERNS):
         lost = dict(zip(random.Random(k).sample(range(5), 5), fates, strict=True))
-        gone = [sum(fate in STAGES[: at + 1] for fate in fates) for at in range(4)]
-        least = (3, 3, 3, 2 if gone[0] == 2 else 3)  # shares of 3 holders: 2 are enough
-        few = [stage for stage, n, m in zip(STAGES, gone, least, strict=True) if 5 - n < m]
+        counts = [sum(fate in STAGES[: at + 1] for fate in fates) for at in range(4)]
+        least = (3, 3, 3, 2 if counts[0] == 2 else 3)  # shares of 3 holders: 2 are enough
+        few = [stage for stage, n, m in zip(STAGES, counts, least, strict=True) if 5 - n < m]
         if few:
             with pytest.raises(SumFailedError, match=f"the stage {few[0]}, got") as error:
                 protocol(5, lost)
@@ -231,7 +231,7 @@ def test_what_the_server_sees() -> None:
     """In no answer is an upload, and one secret of each client, at most: what it takes off is not
     all that hides the upload."""
     plain, answers = numbers(6), dict[str, dict[int, Any]]()
-    protocol(6, {5: client.MASKED}, seen=answers)
+    protocol(6, {5: client.MASKED}, transcript=answers)
     kinds = {stage: {frozenset(it) for it in answers[stage].values()} for stage in PLAIN_STAGES}
     assert kinds == {
         client.SETUP: {frozenset({"cipher-key", "mask-key"})},
@@ -240,8 +240,8 @@ def test_what_the_server_sees() -> None:
     }
     active, seeds = range(5), set[bytes]()
     for i in active:  # of the five active clients a share of the seed, of the lost one of its key
-        found = answers[client.UNMASK][i]
-        assert [len(found["seeds"]), len(found["keys"])] == [5, 1]
+        answer = answers[client.UNMASK][i]
+        assert [len(answer["seeds"]), len(answer["keys"])] == [5, 1]
         assert_hidden(answers[client.MASKED][i], plain[i])
         order = {j: [j, *(k for k in active if k != j)] for j in active}
         shares = [answers[client.UNMASK][j]["seeds"][order[j].index(i)] for j in active]
@@ -277,17 +277,17 @@ def test_a_client_refuses_what_would_reveal_its_upload() -> None:
     wrong = {**forward[0], "sealed": forward[0]["sealed"][::-1]}
     with pytest.raises(ValueError, match="shares of at least 1 neighbours, got 0"):
         client.open_shares(wrong, memories[0])
-    opened = client.open_shares(forward[0], memories[0])
+    memory = client.open_shares(forward[0], memories[0])
     with pytest.raises(ValueError, match="a message arrived twice"):
-        client.open_shares(forward[0], opened)  # a second upload under the same masks
+        client.open_shares(forward[0], memory)  # a second upload under the same masks
     unmask = secure.unmask({i: secure.senders[i] for i in range(3)})[0]
     with pytest.raises(ValueError, match="either active or lost"):
-        client.answer({**unmask, "lost": [1]}, opened)
+        client.answer({**unmask, "lost": [1]}, memory)
     with pytest.raises(ValueError, match="at least 2 active"):
-        client.answer({**unmask, "active": [0], "lost": [1, 2]}, opened)
+        client.answer({**unmask, "active": [0], "lost": [1, 2]}, memory)
     with pytest.raises(ValueError, match="current round"):
-        client.answer({**unmask, "nonce": b"0" * 16}, opened)
-    _, after = client.answer(unmask, opened)
+        client.answer({**unmask, "nonce": b"0" * 16}, memory)
+    _, after = client.answer(unmask, memory)
     with pytest.raises(ValueError, match="current round"):
         client.answer(unmask, after)
 
@@ -321,9 +321,9 @@ def test_wrong_shares_of_some_are_left_out(wrong: set[int], lost: int | None) ->
             for shares in answer.values():
                 shares[:] = [s[:20] + bytes(16) + s[36:] for s in shares]
 
-    gone = {} if lost is None else {lost: client.MASKED}
-    plain, total = protocol(12, gone, spoil=spoil)
-    assert {*plain} == {*range(12)} - {*gone}
+    stages = {} if lost is None else {lost: client.MASKED}
+    plain, total = protocol(12, stages, spoil=spoil)
+    assert {*plain} == {*range(12)} - {*stages}
     assert np.array_equal(total, sum(plain.values()))
 
 
@@ -370,6 +370,6 @@ def test_wrong_uploads_fail_the_sum(
     lost: dict[int, str], more: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = client.add_masks
-    monkeypatch.setattr(client, "add_masks", lambda q, kept: right(q, kept) + np.uint32(more))
+    monkeypatch.setattr(client, "add_masks", lambda q, memory: right(q, memory) + np.uint32(more))
     with pytest.raises(SumFailedError, match="outside its range"):
         protocol(5, lost)

@@ -52,8 +52,8 @@ def method(name: str, *plugins: Any, **keys: Any) -> FederatedStrategy:
     return S.METHODS[name](plugins=plugins, **keys)
 
 
-def run(made: FederatedStrategy, rounds: int = ROUNDS, **keys: Any) -> Any:
-    return federation.run(made, PROBLEM, W0, cohorts(C, 4, rounds, 0), **keys)
+def run(strategy: FederatedStrategy, rounds: int = ROUNDS, **keys: Any) -> Any:
+    return federation.run(strategy, PROBLEM, W0, cohorts(C, 4, rounds, 0), **keys)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def run(made: FederatedStrategy, rounds: int = ROUNDS, **keys: Any) -> Any:
     ],
 )
 def test_a_run_is_the_plain_run_to_the_quantisation_step(name: str, vectorize: str) -> None:
-    plain, found = (run(method(name, *p), vectorize=vectorize) for p in ((), (MASKED,)))
-    difference = (plain.state.w - found.state.w).abs().max()
+    plain, masked = (run(method(name, *p), vectorize=vectorize) for p in ((), (MASKED,)))
+    difference = (plain.state.w - masked.state.w).abs().max()
     assert 0 < difference < 1e4 * MASKED.step
 
 
@@ -74,8 +74,8 @@ def test_a_run_is_the_plain_run_to_the_quantisation_step(name: str, vectorize: s
 )
 def test_the_servers_memory_is_the_clients(name: str, bits: int) -> None:
     """At any number of bits: clients remember what the server reads of them."""
-    found = run(method(name, SecureSum(bits=bits, range=64.0)), 4)
-    assert gap(name, found) < 1e-9
+    history = run(method(name, SecureSum(bits=bits, range=64.0)), 4)
+    assert gap(name, history) < 1e-9
 
 
 def test_rounding_is_unbiased_and_within_a_step() -> None:
@@ -84,8 +84,8 @@ def test_rounding_is_unbiased_and_within_a_step() -> None:
     errors = q.double() * plugin.step - 1 - u
     assert errors.abs().max() < plugin.step * 1.001
     for x in (-0.99, -0.41, 0.013, 0.2, 0.777):  # of each number alone
-        drawn = plugin.quantised(torch.full((50_001,), x), torch.Generator().manual_seed(1))
-        mean = float((drawn.double() * plugin.step - 1).mean())
+        sample = plugin.quantised(torch.full((50_001,), x), torch.Generator().manual_seed(1))
+        mean = float((sample.double() * plugin.step - 1).mean())
         assert abs(mean - x) < 5 * plugin.step / 2 / len(u) ** 0.5
     assert torch.equal(q, plugin.quantised(u, torch.Generator().manual_seed(0)))
     far = plugin.quantised(torch.tensor([-9.0, 9.0]), torch.Generator())
@@ -99,11 +99,11 @@ def test_each_round_and_each_client_draws_its_own_rounding() -> None:
     plugin, d = SecureSum(bits=4, range=1.0, models="w"), 200
     kind: Any = S.METHODS["fedavg"]().rule().sends
     up, down = kind(torch.full((2, d), 0.3)), SimpleNamespace(w=torch.zeros(d))
-    drawn = []
+    samples = []
     for t, seed in ((0, 0), (1, 0), (0, 1)):
         result: Any = SimpleNamespace(config=LocalConfig(t, 3, 0.1, 0.0, 0.0, [4, 7], seed, ()))
-        drawn += [*plugin.encode(up, down, None, result)[0][0]]
-    for a, b in combinations(drawn, 2):  # each number is rounded up with probability 3/4
+        samples += [*plugin.encode(up, down, None, result)[0][0]]
+    for a, b in combinations(samples, 2):  # each number is rounded up with probability 3/4
         assert 0.2 < float((a != b).double().mean()) < 0.55
 
 
@@ -123,15 +123,15 @@ def test_a_range_that_clips_more_than_a_hundredth_is_warned_of_once(
 def test_lost_replies_are_absent_clients() -> None:
     """Of the bits of a run whose cohorts never had them."""
     whole = [[0, 1, 2, 3, 4], [1, 2, 3, 4, 5], [0, 1, 3, 4, 5]]
-    kept = [[0, 1, 2, 4], [1, 2, 3, 5], [0, 1, 4, 5]]
-    made = method("scaffold", MASKED)
+    present = [[0, 1, 2, 4], [1, 2, 3, 5], [0, 1, 4, 5]]
+    strategy = method("scaffold", MASKED)
 
     def faults(t: int, i: int) -> str | None:
-        gone = i in whole[t] and i not in kept[t]
-        return ("lost-reply", "lost-message", "late")[t] if gone else None
+        is_absent = i in whole[t] and i not in present[t]
+        return ("lost-reply", "lost-message", "late")[t] if is_absent else None
 
-    one = federation.run(made, PROBLEM, W0, whole, faults=faults)
-    other = federation.run(made, PROBLEM, W0, kept)
+    one = federation.run(strategy, PROBLEM, W0, whole, faults=faults)
+    other = federation.run(strategy, PROBLEM, W0, present)
     assert torch.equal(one.state.w, other.state.w)
     assert torch.equal(one.state.server.c, other.state.server.c)
     assert gap("scaffold", one) < 1e-9
@@ -145,16 +145,16 @@ def test_too_few_clients_fail_a_round_in_one_line_and_change_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     few = [[0, 1, 2, 3], [0, 1], [0, 1, 2, 3]]
-    made = method("scaffold", MASKED)
-    found = federation.run(made, PROBLEM, W0, few)
+    strategy = method("scaffold", MASKED)
+    history = federation.run(strategy, PROBLEM, W0, few)
     assert warnings(caplog) == [
         "round 2 failed: secure-sum: expected at least 3 clients after the stage setup, got 2: a "
         "sum of fewer would reveal uploads; the model does not change"
     ]
-    assert torch.equal(found.weights[2], found.weights[1])
-    assert not torch.equal(found.weights[3], found.weights[2])
-    assert found.state.failed == 0
-    assert gap("scaffold", found) < 1e-9
+    assert torch.equal(history.weights[2], history.weights[1])
+    assert not torch.equal(history.weights[3], history.weights[2])
+    assert history.state.failed == 0
+    assert gap("scaffold", history) < 1e-9
     last = r"^1 rounds in a row failed .*, the last one: secure-sum: expected at least 3 clients"
     with pytest.raises(FederationError, match=last):
         federation.run(method("scaffold", MASKED, max_failed_rounds=1), PROBLEM, W0, few)
@@ -177,11 +177,11 @@ def test_cohorts_that_are_too_small_for_any_sum_are_refused_before_a_round() -> 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_a_rounded_broadcast_composes(name: str) -> None:
     """To the quantisation step; the server reads w^t and the mean update from what was sent."""
-    plain, found = (run(method(name, Broadcast(dtype="int8"), *p)) for p in ((), (MASKED,)))
+    plain, masked = (run(method(name, Broadcast(dtype="int8"), *p)) for p in ((), (MASKED,)))
     bare = run(method(name))
-    difference = (plain.state.w - found.state.w).abs().max()
+    difference = (plain.state.w - masked.state.w).abs().max()
     assert 0 < difference < 1e4 * MASKED.step < (plain.state.w - bare.state.w).abs().max()
-    assert name == "fedavg" or gap(name, found) < 1e-9
+    assert name == "fedavg" or gap(name, masked) < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -232,9 +232,9 @@ def test_what_does_not_fit_is_one_line(
 def test_the_command_refuses_before_a_run_directory_is_made(
     pair: str, line: str, tmp_path: Path
 ) -> None:
-    found = invoke("run", "secure-sum.method=secagg+", f"out-dir={tmp_path}/runs", pair)
-    assert found.exit_code != 0
-    assert line in " ".join(found.output.split())
+    result = invoke("run", "secure-sum.method=secagg+", f"out-dir={tmp_path}/runs", pair)
+    assert result.exit_code != 0
+    assert line in " ".join(result.output.split())
     assert not [*tmp_path.iterdir()]
 
 
@@ -257,7 +257,7 @@ class Watched(InProcessGrid):
 
     def __init__(self, app: ClientApp, clock: Clock) -> None:
         super().__init__(app, C)
-        self.clock, self.seen, self.pushed = clock, list[Message](), dict[str, float]()
+        self.clock, self.replies, self.pushed = clock, list[Message](), dict[str, float]()
 
     def push_messages(self, messages: Any) -> Any:
         ids = [*super().push_messages(messages)]
@@ -265,10 +265,10 @@ class Watched(InProcessGrid):
         return ids
 
     def pull_messages(self, message_ids: Any) -> Any:
-        there = [i for i in message_ids if self.clock.now >= self.pushed[i] + 1]
-        found = [it for it in super().pull_messages(there) if not it.has_error()]
-        self.seen += found
-        return found
+        ids = [i for i in message_ids if self.clock.now >= self.pushed[i] + 1]
+        replies = [it for it in super().pull_messages(ids) if not it.has_error()]
+        self.replies += replies
+        return replies
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def by_messages(
-    made: FederatedStrategy, clock: Clock, lost: dict[int, str] | None = None
+    strategy: FederatedStrategy, clock: Clock, lost: dict[int, str] | None = None
 ) -> tuple[Any, Watched]:
     """The run through Flower's messages; lost: client -> stage in which it is lost, in round 2."""
     data, app = PROBLEM.clients(), ClientApp()
@@ -305,31 +305,31 @@ def by_messages(
     rounds: dict[int, int] = {}
     with Watched(app, clock) as grid, quiet():
         recorder = Recorder(
-            lambda i, t: federation.state_in(made_run.session, grid, i, t), weights=True
+            lambda i, t: federation.state_in(own_run.session, grid, i, t), weights=True
         )
         initial = ArrayRecord(federation.linear(W0).state_dict())
         everyone = [[*range(C)]] * 3
-        there = fleet.MessageFleet(grid)
-        made_run = Run(
-            made, there, initial, 3, cohorts=everyone, on_round=recorder, timeout=TIMEOUT
+        own_fleet = fleet.MessageFleet(grid)
+        own_run = Run(
+            strategy, own_fleet, initial, 3, cohorts=everyone, on_round=recorder, timeout=TIMEOUT
         )
-        made_run.play()
-    return recorder.history(made_run.output(), {}), grid
+        own_run.play()
+    return recorder.history(own_run.output(), {}), grid
 
 
 @pytest.mark.parametrize("stage", ["", client.SETUP, client.SHARE, client.MASKED, client.UNMASK])
 def test_by_messages_as_in_process_whichever_stage_loses_a_client(stage: str, clock: Clock) -> None:
     """One that is silent leaves time for the stages that follow, within that of the round."""
-    made = method("scaffold", MASKED)
-    found, _ = by_messages(made, clock, {4: stage} if stage else {})
+    strategy = method("scaffold", MASKED)
+    history, _ = by_messages(strategy, clock, {4: stage} if stage else {})
     assert clock.now < TIMEOUT  # for all three rounds: two of them take seconds
     rounds = [[*range(C)]] * 3
     if stage not in ("", client.UNMASK):
         rounds[1] = [i for i in range(C) if i != 4]
-    here = federation.run(made, PROBLEM, W0, rounds)
-    assert torch.equal(found.state.w, here.state.w)
-    assert torch.equal(found.state.server.c, here.state.server.c)
-    assert gap("scaffold", found) < 1e-9
+    expected = federation.run(strategy, PROBLEM, W0, rounds)
+    assert torch.equal(history.state.w, expected.state.w)
+    assert torch.equal(history.state.server.c, expected.state.server.c)
+    assert gap("scaffold", history) < 1e-9
 
 
 @pytest.mark.parametrize("receivers", [{0}, {*range(C)}])
@@ -340,15 +340,15 @@ def test_a_client_whose_shares_are_unreadable_for_others_is_absent(
         _, sender, receiver = struct.unpack_from(client.HEADER, text)
         return b"garbage" if sender == 4 and receiver in receivers else encrypt(key, text)
 
-    made, others = method("scaffold", MASKED), [i for i in range(C) if i != 4]
-    absent = federation.run(made, PROBLEM, W0, [others] * 3)
+    strategy, others = method("scaffold", MASKED), [i for i in range(C) if i != 4]
+    absent = federation.run(strategy, PROBLEM, W0, [others] * 3)
     monkeypatch.setattr(client, "encrypt", seal)
-    for found in (
-        by_messages(made, clock, {})[0],
-        federation.run(made, PROBLEM, W0, [range(C)] * 3),
+    for history in (
+        by_messages(strategy, clock, {})[0],
+        federation.run(strategy, PROBLEM, W0, [range(C)] * 3),
     ):
-        assert torch.equal(found.state.w, absent.state.w)
-        assert torch.equal(found.state.server.c, absent.state.server.c)
+        assert torch.equal(history.state.w, absent.state.w)
+        assert torch.equal(history.state.server.c, absent.state.server.c)
 
 
 @pytest.mark.parametrize(
@@ -360,39 +360,39 @@ def test_shares_of_another_type_are_those_of_an_absent_client(
     right = client._share
 
     def share(payload: Any, memory: Any) -> Any:
-        found, kept = right(payload, memory)
-        return found | ({field: value} if memory["client"] == 4 else {}), kept
+        answer, next_memory = right(payload, memory)
+        return answer | ({field: value} if memory["client"] == 4 else {}), next_memory
 
-    made, others = method("scaffold", MASKED), [i for i in range(C) if i != 4]
-    absent = federation.run(made, PROBLEM, W0, [others] * 3)
+    strategy, others = method("scaffold", MASKED), [i for i in range(C) if i != 4]
+    absent = federation.run(strategy, PROBLEM, W0, [others] * 3)
     monkeypatch.setattr(client, "_share", share)
-    found, _ = by_messages(made, clock)
-    assert torch.equal(found.state.w, absent.state.w)
+    history, _ = by_messages(strategy, clock)
+    assert torch.equal(history.state.w, absent.state.w)
 
 
-@pytest.mark.parametrize("opened", [[], [99], [0, 1], 3])
+@pytest.mark.parametrize("senders", [[], [99], [0, 1], 3])
 def test_one_that_says_it_could_read_no_shares_removes_nobody_else(
-    opened: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    senders: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = client_secure.masked_reply
 
     def masked(message: Message, context: Context, train: Any) -> Message:
         reply = right(message, context, train)
         if METRICS in reply.content and context.node_id == FIRST_NODE + 4:
-            reply.content[METRICS][client.OPENED] = opened  # type: ignore[index]
+            reply.content[METRICS][client.OPENED] = senders  # type: ignore[index]
         return reply
 
-    made, others = method("scaffold", MASKED), [i for i in range(C) if i != 4]
-    absent = federation.run(made, PROBLEM, W0, [others] * 3)
+    strategy, others = method("scaffold", MASKED), [i for i in range(C) if i != 4]
+    absent = federation.run(strategy, PROBLEM, W0, [others] * 3)
     monkeypatch.setattr(client_secure, "masked_reply", masked)
-    found, _ = by_messages(made, clock)
-    assert torch.equal(found.state.w, absent.state.w)
+    history, _ = by_messages(strategy, clock)
+    assert torch.equal(history.state.w, absent.state.w)
 
 
 def test_no_message_to_the_server_holds_an_upload(clock: Clock) -> None:
     """Of a run with 24 bits, whose plain integers are within 2^24 of 2^32."""
     _, grid = by_messages(method("scaffold", SecureSum(bits=24)), clock)
-    contents = [message.content for message in grid.seen if not message.has_error()]
+    contents = [message.content for message in grid.replies if not message.has_error()]
     records = {tuple(sorted(content)) for content in contents}
     assert (SECURE,) in records
     assert (METRICS, UP) in records
@@ -416,8 +416,8 @@ def test_no_message_to_the_server_holds_an_upload(clock: Clock) -> None:
 
 
 def test_a_step_that_is_too_large_blames_no_single_client(caplog: Any) -> None:
-    made = replace(method("fedavg", MASKED), max_update_norm=1e-6, max_failed_rounds=9)
+    strategy = replace(method("fedavg", MASKED), max_update_norm=1e-6, max_failed_rounds=9)
     with pytest.raises(FederationError, match="none of 2 rounds counted"):
-        run(made, 2)
+        run(strategy, 2)
     assert "because of this reply" not in caplog.text
     assert "round 2 failed: max-update-norm" in caplog.text

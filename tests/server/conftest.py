@@ -1,4 +1,4 @@
-"""Fixtures: a grid of nodes that come and go, a clock that nobody waits for, the log's warnings."""
+"""Fixtures: a grid of nodes that come and go, a clock without waits, the log's warnings."""
 
 import logging
 from collections.abc import Iterator

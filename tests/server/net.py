@@ -73,8 +73,8 @@ class Net(InProcessGrid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        arrived = [i for i in message_ids if self._node_of[i] not in self.late]
-        replies = super().pull_messages(arrived)
+        ids = [i for i in message_ids if self._node_of[i] not in self.late]
+        replies = super().pull_messages(ids)
         return [
             r for r in replies if self._node_of[r.metadata.reply_to_message_id] not in self.lost
         ]
@@ -86,15 +86,15 @@ def through(
     """A grid that makes other replies of (messages, their replies), of handshakes the same."""
 
     class Changed(InProcessGrid):
-        sent: tuple[Message, ...] = ()
+        messages: tuple[Message, ...] = ()
 
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-            self.sent = (*messages,)
-            return super().push_messages(self.sent)
+            self.messages = (*messages,)
+            return super().push_messages(self.messages)
 
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
             replies = [*super().pull_messages(message_ids)]
-            unchanged = not replies or is_handshake(self.sent[0])
-            return replies if unchanged else change([*self.sent], replies)
+            unchanged = not replies or is_handshake(self.messages[0])
+            return replies if unchanged else change([*self.messages], replies)
 
     return Changed

@@ -42,8 +42,8 @@ def client_app(spoil: Spoil | None = None, client: int | None = 2) -> ClientApp:
         i = int(str(context.node_config["partition-id"]))
         data: Any = [LEAST_SQUARES.clients()[i]]
         reply = train_locally(message, context, model=linear(W0), batches=data, loss=half_square)
-        spoilt = spoil and client in (i, None) and not is_handshake(message)
-        return spoil(message, reply) if spoil and spoilt else reply
+        is_target = spoil and client in (i, None) and not is_handshake(message)
+        return spoil(message, reply) if spoil and is_target else reply
 
     return app
 
@@ -57,7 +57,7 @@ def federation(
     method: FederatedStrategy, rounds: int, spoil: Spoil | None = None, **options: Any
 ) -> list[Round]:
     """The rounds as a run reports them; round 0 first."""
-    seen: list[Round] = []
+    reports: list[Round] = []
     with InProcessGrid(client_app(spoil), C) as grid, quiet():
-        run_over(grid, method, rounds, on_round=seen.append, **options).play()
-    return seen
+        run_over(grid, method, rounds, on_round=reports.append, **options).play()
+    return reports

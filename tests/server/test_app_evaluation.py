@@ -133,9 +133,9 @@ def test_a_bad_answer_is_left_out(bad: Any, line: str, warnings: list[str]) -> N
 
     with InProcessGrid(app(spoilt), C) as grid:
         result = strategy().start(grid, INITIAL, 1)
-    (warned,) = (text for text in warnings if "did not evaluate" in text)
-    assert warned.startswith(f"round 1: 1 of {C} clients did not evaluate: ")
-    assert line in warned
+    (warning,) = (text for text in warnings if "did not evaluate" in text)
+    assert warning.startswith(f"round 1: 1 of {C} clients did not evaluate: ")
+    assert line in warning
     weights = [i + 1 for i in range(C) if i != 1]
     places = [i for i in range(C) if i != 1]
     mean = sum(w * i for w, i in zip(weights, places, strict=True)) / sum(weights)

@@ -27,10 +27,10 @@ from tests.server.runs import INITIAL, C, client_app, strategy
     ],
 )
 def test_an_unknown_argument_is_one_line(kind: Any, arguments: Any, line: str) -> None:
-    with pytest.raises(TypeError, match=f"^{kind.__name__}: unknown argument") as refused:
+    with pytest.raises(TypeError, match=f"^{kind.__name__}: unknown argument") as error:
         kind(**arguments)
-    assert line in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_arguments_go_by_name() -> None:
@@ -93,19 +93,19 @@ def test_metrics_of_training_are_aggregated_by_a_function_of_the_users() -> None
 
 @pytest.mark.parametrize("key", ["config", "settings"])
 def test_a_config_arrives_under_its_name_with_every_message(key: str) -> None:
-    seen: list[Any] = []
+    calls: list[Any] = []
     inner, app = client_app(), ClientApp()
 
     @app.train()
     def look(message: Message, context: Context) -> Message:
         record = message.content.config_records[key]
-        seen.append((record["server-round"], record["temperature"]))
+        calls.append((record["server-round"], record["temperature"]))
         return inner(message, context)
 
     with InProcessGrid(app, C) as grid, quiet():
         config = ConfigRecord({"temperature": 0.5})
         strategy(configrecord_key=key).start(grid, INITIAL, 2, train_config=config)
-    assert seen == [(0, 0.5)] * C + [(1, 0.5)] * C + [(2, 0.5)] * C  # 0: the handshake
+    assert calls == [(0, 0.5)] * C + [(1, 0.5)] * C + [(2, 0.5)] * C  # 0: the handshake
 
 
 def test_what_applies_is_one_line_at_the_start(lines: list[str]) -> None:

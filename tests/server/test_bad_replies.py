@@ -87,10 +87,8 @@ def npy(shape: Any, dtype: str = "'<f8'", version: bytes = b"\x01\x00", data: by
     header = f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}, }}".encode()
     header += b" " * (63 - (10 + len(header)) % 64) + b"\n"
     size = len(header).to_bytes(2, "little")
-    declared = shape if isinstance(shape, tuple) else (5,)
-    return Array(
-        "float64", declared, "numpy.ndarray", b"\x93NUMPY" + version + size + header + data
-    )
+    claim = shape if isinstance(shape, tuple) else (5,)
+    return Array("float64", claim, "numpy.ndarray", b"\x93NUMPY" + version + size + header + data)
 
 
 def npz() -> bytes:
@@ -246,11 +244,11 @@ def early(spoil: Spoil) -> Spoil:
 
 
 def federation(method: str, app: ClientApp, grid: type[InProcessGrid], **more: Any) -> list[Round]:
-    seen: list[Round] = []
+    reports: list[Round] = []
     with grid(app, C) as nodes, quiet():
         own = strategy(METHODS[method], round_timeout=0.1)  # replies are there at the first poll
-        run_over(nodes, own, ROUNDS, on_round=seen.append, **more).play()
-    return seen
+        run_over(nodes, own, ROUNDS, on_round=reports.append, **more).play()
+    return reports
 
 
 @cache

@@ -56,9 +56,9 @@ def huge(by: float, *names: str) -> Spoil:
     def change(message: Message, reply: Message) -> Message:
         if read_instruction(message).round >= 2:
             return reply
-        chosen = names or [*vectors(reply)]
+        fields = names or [*vectors(reply)]
         return with_vectors(
-            lambda up: {name: v + by if name in chosen else v for name, v in up.items()}
+            lambda up: {name: v + by if name in fields else v for name, v in up.items()}
         )(message, reply)
 
     return change
@@ -137,10 +137,10 @@ def test_control_variates_still_add_up() -> None:
 
 
 def test_two_of_six_are_found_and_the_others_stay() -> None:
-    seen: list[Round] = []
+    reports: list[Round] = []
     with InProcessGrid(two_bad(), C) as grid, quiet():
-        run_over(grid, strategy(FedAvg, max_update_norm=5.0), 1, on_round=seen.append).play()
-    status = {row["client"]: row["status"] for row in seen[1].clients}
+        run_over(grid, strategy(FedAvg, max_update_norm=5.0), 1, on_round=reports.append).play()
+    status = {row["client"]: row["status"] for row in reports[1].clients}
     assert [i for i in status if status[i] == "ok"] == [0, 3, 4, 5]
 
 
@@ -167,13 +167,13 @@ def test_a_round_that_all_spoil_fails_and_nobody_is_blamed(warnings: list[str]) 
 
 def test_the_order_is_by_what_is_usual_for_each_vector() -> None:
     """Control variates a thousand times longer than updates do not hide a long update."""
-    found = {
+    norms = {
         0: {"w": 1.0, "c": 1000.0},
         1: {"w": 1.0, "c": 1500.0},
         2: {"w": 9.0, "c": 1000.0},
         3: {"w": 1.0, "c": float("inf")},
     }
-    assert bounds.largest_first(found) == [3, 2, 1, 0]
+    assert bounds.largest_first(norms) == [3, 2, 1, 0]
     zeros = {0: {"w": 0.0}, 1: {"w": 0.0}, 2: {"w": 1e-3}}
     assert bounds.largest_first(zeros)[0] == 2
 
@@ -191,12 +191,12 @@ def test_models_are_measured_by_their_update() -> None:
     w0 = torch.full((5,), 100.0, dtype=torch.float64)
     kinds = [k for name, k in METHODS.items() if name not in ("fedadmm", "scaffold", "fedsmoo")]
     for kind in [*kinds, FedPD]:  # without those that upload more than models
-        seen: list[Round] = []
+        reports: list[Round] = []
         initial = ArrayRecord(linear(w0.numpy()).state_dict())
         with InProcessGrid(client_app(), C) as grid, quiet():
             fleet = MessageFleet(grid)
-            Run(strategy(kind, **still), fleet, initial, 1, on_round=seen.append).play()
-        assert seen[-1].metrics["dropped"] == 0, kind
+            Run(strategy(kind, **still), fleet, initial, 1, on_round=reports.append).play()
+        assert reports[-1].metrics["dropped"] == 0, kind
 
 
 @pytest.mark.parametrize(("buffers", "warned"), [("mean", True), ("local", False)])

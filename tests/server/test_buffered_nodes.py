@@ -81,20 +81,20 @@ class Nodes(Net):
         ids = {*message_ids}
         if not ids & self.visits:
             return super().pull_messages(ids)
-        arrived = self._drawn(ids) if isinstance(self.order, random.Random) else self._next()
-        for each in arrived:
+        arrivals = self._drawn(ids) if isinstance(self.order, random.Random) else self._next()
+        for each in arrivals:
             self.pending.remove(each)
-        return [reply for _, reply, _ in arrived]
+        return [reply for _, reply, _ in arrivals]
 
     def _next(self) -> list[tuple[str, Message, str | None]]:
         at_work = {each[1].metadata.src_node_id - 10: each for each in self.pending}
-        arrived = []
-        while self.order and self.order[0] in at_work and len(arrived) < self.at_once:
-            arrived.append(at_work.pop(self.order.pop(0)))
-        return arrived
+        arrivals = []
+        while self.order and self.order[0] in at_work and len(arrivals) < self.at_once:
+            arrivals.append(at_work.pop(self.order.pop(0)))
+        return arrivals
 
     def _drawn(self, ids: set[str]) -> list[tuple[str, Message, str | None]]:
-        """Some of those that may come; a late one when nobody waits for it any more."""
+        """Some of those that may come; a late one when no one waits for it any more."""
         ready = [each for each in self.pending if each[2] != "late" or each[0] not in ids]
         return self.order.sample(ready, min(len(ready), self.order.randrange(4)))
 
@@ -109,10 +109,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def played(net: Nodes, method: Any, rounds: int, **more: Any) -> list[Round]:
-    seen: list[Round] = []
+    reports: list[Round] = []
     with net, quiet():
-        run_over(net, method, rounds, on_round=seen.append, timeout=TIMEOUT, **more).play()
-    return seen
+        run_over(net, method, rounds, on_round=reports.append, timeout=TIMEOUT, **more).play()
+    return reports
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
@@ -132,17 +132,17 @@ def test_the_same_order_of_arrival_is_the_same_run(name: str, at_once: int, tmp_
     )
     ends = [sorted((row["clock"], row["client"]) for row in round.clients) for round in simulated]
     net = Nodes([i for some in ends for _, i in some], at_once=at_once)
-    found = played(net, method_of(name), rounds)
-    assert len(found) == len(simulated) == rounds + 1
-    for there, here in zip(found, simulated, strict=True):
-        assert torch.equal(there.w, here.w)
-        pairs = zip(leaves(there.state.server), leaves(here.state.server), strict=True)
+    reports = played(net, method_of(name), rounds)
+    assert len(reports) == len(simulated) == rounds + 1
+    for report, expected in zip(reports, simulated, strict=True):
+        assert torch.equal(report.w, expected.w)
+        pairs = zip(leaves(report.state.server), leaves(expected.state.server), strict=True)
         for (_, v), (_, w) in pairs:
             assert torch.equal(v, w)
-        assert there.state.accepted.tolist() == here.state.accepted.tolist()
-        own = [{k: row[k] for k in ("client", "status", "staleness")} for row in there.clients]
-        assert own == [{k: row[k] for k in own[0]} for row in here.clients]
-    assert max(row["staleness"] for round in found for row in round.clients) > 1
+        assert report.state.accepted.tolist() == expected.state.accepted.tolist()
+        own = [{k: row[k] for k in ("client", "status", "staleness")} for row in report.clients]
+        assert own == [{k: row[k] for k in own[0]} for row in expected.clients]
+    assert max(row["staleness"] for round in reports for row in round.clients) > 1
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "afedpd"])
@@ -151,10 +151,10 @@ def test_the_same_order_of_arrival_is_the_same_run(name: str, at_once: int, tmp_
     faults=st.lists(st.sampled_from([None, None, *KINDS]), min_size=12, max_size=12),
     seed=st.integers(0, 99),
     sizes=st.tuples(st.integers(1, C), st.integers(1, C)),
-    killed=st.integers(1, 6),
+    kill=st.integers(1, 6),
 )
 def test_nothing_is_counted_twice(
-    name: str, faults: list[str | None], seed: int, sizes: tuple[int, int], killed: int
+    name: str, faults: list[str | None], seed: int, sizes: tuple[int, int], kill: int
 ) -> None:
     """The server knows the mean of the clients' memories after every step: for any order of
     arrival, if replies are lost, late, repeated, forged or errors, if clients lose their states,
@@ -165,7 +165,7 @@ def test_nothing_is_counted_twice(
         run = run_over(net, method, 8, timeout=TIMEOUT)
         run.begin()
         while run.state.t < 8:
-            if run.state.t == killed and not run.session.book.attempt:
+            if run.state.t == kill and not run.session.book.attempt:
                 packed = checkpoint.pack(run.state)
                 run = run_over(net, method, 8, timeout=TIMEOUT, book=Book(attempt=1))
                 run.begin(checkpoint.unpack(method, *packed))
@@ -196,11 +196,11 @@ def test_a_lost_visit_frees_its_seat_at_its_deadline(clock: Clock) -> None:
     """The step does not wait for it while others reply; its client is asked again, and counts."""
     net = Nodes(random.Random(1), ["lost"])
     method = method_of("scaffold", concurrency=C, buffer_size=C)
-    found = played(net, method, 3)
-    rows = [(row["client"], row["status"]) for row in found[1].clients if row["status"] != "ok"]
+    reports = played(net, method, 3)
+    rows = [(row["client"], row["status"]) for row in reports[1].clients if row["status"] != "ok"]
     assert rows == [(0, LATE)]
     assert clock.now >= TIMEOUT
-    assert [round.metrics["replies"] for round in found[1:]] == [C - 1, C, C]
+    assert [round.metrics["replies"] for round in reports[1:]] == [C - 1, C, C]
 
 
 def test_another_node_of_a_client_ends_its_visit(clock: Clock) -> None:
@@ -217,11 +217,11 @@ def test_another_node_of_a_client_ends_its_visit(clock: Clock) -> None:
 
     clock.at(1.0, replace)
     method = method_of("scaffold", concurrency=C, buffer_size=C)
-    found = played(net, method, 3)
-    rows = [(row["client"], row["status"]) for row in found[1].clients if row["status"] != "ok"]
+    reports = played(net, method, 3)
+    rows = [(row["client"], row["status"]) for row in reports[1].clients if row["status"] != "ok"]
     assert rows == [(0, REPLACED)]
     assert clock.now < TIMEOUT
-    assert [round.metrics["replies"] for round in found[1:]] == [C - 1, C, C]
+    assert [round.metrics["replies"] for round in reports[1:]] == [C - 1, C, C]
 
 
 def test_a_new_visit_drops_the_reply_to_the_one_before() -> None:
@@ -240,30 +240,30 @@ def test_of_large_replies_no_more_are_fetched_than_a_step_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The others wait in the SuperLink's store, beyond their deadlines too, in the same order."""
-    fetched: list[int] = []
+    counts: list[int] = []
 
     class Counted(Net):
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            found = [*super().pull_messages(message_ids)]
-            fetched.append(len(found))
-            return found
+            replies = [*super().pull_messages(message_ids)]
+            counts.append(len(replies))
+            return replies
 
     def play(timeout: float) -> list[Round]:
-        fetched.clear()
+        counts.clear()
         with Counted(client_app()) as net, quiet():
             for i in range(C):
                 net.join(10 + i, i, C)
-            seen: list[Round] = []
-            own = {"on_round": seen.append, "timeout": timeout}
+            reports: list[Round] = []
+            own = {"on_round": reports.append, "timeout": timeout}
             run_over(net, method_of("scaffold", concurrency=C), 4, **own).play()
-        return seen
+        return reports
 
     expected = play(TIMEOUT)
-    assert fetched[:2] == [C, C]  # the handshakes, and all replies to the first model
+    assert counts[:2] == [C, C]  # the handshakes, and all replies to the first model
     monkeypatch.setattr("fedaccord.federation.polls.READ_AT_ONCE", 1)
-    found = play(0.0)
-    assert fetched == [C] + [1] * 8
-    assert all(torch.equal(one.w, other.w) for one, other in zip(found, expected, strict=True))
+    result = play(0.0)
+    assert counts == [C] + [1] * 8
+    assert all(torch.equal(one.w, other.w) for one, other in zip(result, expected, strict=True))
 
 
 def test_a_simulation_refuses() -> None:

@@ -20,13 +20,13 @@ def test_a_state_comes_back_whole(name: str) -> None:
         replies = [Reply(i, half.rule.sends(*[w + i] * fields), 1, 1)]
         s = server_round(method, half, s, replies).state
     s = failed_round(failed_round(s))
-    found = unpack(method, *pack(s))
-    assert (found.t, found.failed) == (4, 2)
-    assert found.accepted.tolist() == [0, 1, -1]
-    assert torch.equal(found.w, s.w)
-    assert (found.w_init is None) == (s.w_init is None) == (name != "fedinit")
-    assert type(found.server) is type(s.server)
-    one, other = dict(leaves(found.server)), dict(leaves(s.server))
+    copy = unpack(method, *pack(s))
+    assert (copy.t, copy.failed) == (4, 2)
+    assert copy.accepted.tolist() == [0, 1, -1]
+    assert torch.equal(copy.w, s.w)
+    assert (copy.w_init is None) == (s.w_init is None) == (name != "fedinit")
+    assert type(copy.server) is type(s.server)
+    one, other = dict(leaves(copy.server)), dict(leaves(s.server))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[field], other[field]) for field in one)
 

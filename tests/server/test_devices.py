@@ -83,14 +83,14 @@ def test_no_file(tmp_path: Path) -> None:
 
 def test_drawn_devices() -> None:
     """A device is a function of (seed, client) alone; the medians are as documented."""
-    drawn = devices("lognormal", 3, 2000)
-    assert drawn[:5] == devices("lognormal", 3, 5) == [lognormal(3, i) for i in range(5)]
-    assert len({*drawn, *devices("lognormal", 4, 5)}) == 2005
-    assert 1000 * median(d.seconds_per_sample for d in drawn) == pytest.approx(
+    sample = devices("lognormal", 3, 2000)
+    assert sample[:5] == devices("lognormal", 3, 5) == [lognormal(3, i) for i in range(5)]
+    assert len({*sample, *devices("lognormal", 4, 5)}) == 2005
+    assert 1000 * median(d.seconds_per_sample for d in sample) == pytest.approx(
         MEDIANS["ms_per_sample"], rel=0.05
     )
-    assert 8e-3 * median(d.up for d in drawn) == pytest.approx(MEDIANS["up_kbps"], rel=0.1)
-    assert all(device.until(1e9) == math.inf for device in drawn[:5])
+    assert 8e-3 * median(d.up for d in sample) == pytest.approx(MEDIANS["up_kbps"], rel=0.1)
+    assert all(device.until(1e9) == math.inf for device in sample[:5])
 
 
 @pytest.mark.parametrize(
@@ -143,10 +143,10 @@ def test_the_times_are_those_of_exact_numbers(
     if touching:
         pairs = [*pairwise(ends)]
     period = ends[-1] + rest if is_periodic else 0
-    there = {k for b, e in pairs for k in range(b, e)}
+    moments = {k for b, e in pairs for k in range(b, e)}
 
     def is_there(k: int) -> bool:
-        return (k % period if period else k) in there
+        return (k % period if period else k) in moments
 
     last = now + 2 * period + 301
     until = next((k for k in range(now, last) if not is_there(k)), math.inf)
@@ -159,4 +159,4 @@ def test_the_times_are_those_of_exact_numbers(
         begin = device.next_active(moment)
         if begin < math.inf:
             assert device.until(begin) > begin
-            assert (device.until(begin) == math.inf) == (len(there) == period)
+            assert (device.until(begin) == math.inf) == (len(moments) == period)

@@ -29,15 +29,15 @@ from tests.server.runs import LEAST_SQUARES, W0, C, client_app, run_over, strate
 def test_personal_models_are_evaluated_at_their_clients() -> None:
     """FedDeper's v, on each client's share of the test samples, once it has one."""
     keys: dict[str, Any] = {"num_clients": 6, "local_epochs": 1, "threads": 1, "model": "linear"}
-    found = simulate("feddeper", rounds=3, participation=[[0], [1, 2], [0]], **keys)
-    metrics = found.metrics["personal-accuracy"]
+    history = simulate("feddeper", rounds=3, participation=[[0], [1, 2], [0]], **keys)
+    metrics = history.metrics["personal-accuracy"]
     assert metrics.isna().tolist() == [True, False, False, False]
     task = load_task(RunConfig.make({"model": "linear"}).task, num_clients=6)
     own = []
     for i in (0, 1, 2):
         samples = task.client_test(i)
         model = task.model(ModelSettings("float32"))
-        model.w.copy_(found.clients[i].v)
+        model.w.copy_(history.clients[i].v)
         right = total = 0
         with torch.no_grad():
             for x, y in task.batches(samples, torch.float32):
@@ -50,12 +50,12 @@ def test_personal_models_are_evaluated_at_their_clients() -> None:
 
 def rounds(evaluate: Callable[[Message, Context], Message] | None) -> list[Round]:
     """Two rounds of FedDeper with a foreign ClientApp."""
-    app, seen = client_app(), []
+    app, reports = client_app(), []
     if evaluate:
         app.evaluate()(evaluate)
     with InProcessGrid(app, C) as grid, quiet():
-        run_over(grid, strategy(FedDeper), 2, on_round=seen.append).play()
-    return seen
+        run_over(grid, strategy(FedDeper), 2, on_round=reports.append).play()
+    return reports
 
 
 def own_loss(message: Message, context: Context) -> Message:
@@ -167,11 +167,11 @@ def test_names_that_a_client_makes_up_are_no_columns(warnings: list[str]) -> Non
         return Message(RecordDict({"metrics": MetricRecord(names)}), reply_to=message)
 
     last = rounds(evaluate)[-1].metrics
-    found = [name for name in last if name.startswith("personal-")]
-    found = [name for name in found if not name.endswith((WORST, STD))]
+    columns = [name for name in last if name.startswith("personal-")]
+    columns = [name for name in columns if not name.endswith((WORST, STD))]
     assert last["personal-f1"] == 0.5
-    assert len(found) == 32
-    assert all(name.isprintable() and "=" not in name for name in found)
+    assert len(columns) == 32
+    assert all(name.isprintable() and "=" not in name for name in columns)
 
 
 def test_what_a_client_says_of_its_evaluation_is_cleaned(warnings: list[str]) -> None:
@@ -189,12 +189,12 @@ def test_second_answers_count_once_and_missing_ones_are_told(warnings: list[str]
         evaluated = messages[0].metadata.message_type == MessageType.EVALUATE
         return [replies[0], *replies[:-1]] if evaluated else replies
 
-    app, seen = client_app(), []
+    app, reports = client_app(), []
     app.evaluate()(lambda message, context: replied(message, loss=context.node_id))
     with through(change)(app, C) as grid, quiet():
-        run_over(grid, strategy(FedDeper, round_timeout=0.1), 1, on_round=seen.append).play()
+        run_over(grid, strategy(FedDeper, round_timeout=0.1), 1, on_round=reports.append).play()
     nodes = sorted(grid.contexts)[:-1]
-    assert seen[-1].metrics["personal-loss"] == pytest.approx(np.mean(nodes))
+    assert reports[-1].metrics["personal-loss"] == pytest.approx(np.mean(nodes))
     line = "1 of 6 clients did not evaluate their personal model: no reply in time"
     assert warnings == [line]
 

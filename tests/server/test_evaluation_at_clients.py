@@ -36,8 +36,8 @@ SMALL: dict[str, Any] = {
 
 def preset(name: str) -> dict[str, Any]:
     """What makes it another method than FedAvg, on a small model with the names of a ResNet."""
-    found = read_settings([], None, name)
-    own = {key: found[key] for key in ("algo", "local-parameters", "buffers") if key in found}
+    values = read_settings([], None, name)
+    own = {key: values[key] for key in ("algo", "local-parameters", "buffers") if key in values}
     return {"model": "tests.own:pocket", "buffers": "mean", **own}
 
 
@@ -63,20 +63,20 @@ def in_process(folder: Path, **settings: Any) -> Path:
 
 def tables(path: Path) -> list[str]:
     """metrics.csv and clients.csv as texts, which are exact, without seconds."""
-    found = (pd.read_csv(path / f"{name}.csv", dtype=str) for name in ("metrics", "clients"))
-    return [table.drop(columns="seconds").to_csv() for table in found]
+    frames = (pd.read_csv(path / f"{name}.csv", dtype=str) for name in ("metrics", "clients"))
+    return [table.drop(columns="seconds").to_csv() for table in frames]
 
 
 @each_run
 def test_messages_give_the_numbers_of_the_engine(settings: Any, tmp_path: Path) -> None:
-    here = in_process(tmp_path, name="here", **settings)
+    expected = in_process(tmp_path, name="here", **settings)
     config = RunConfig.make(SMALL | settings | {"out-dir": str(tmp_path), "name": "there"})
     with InProcessGrid(client_app.app, 6, config.flat) as grid, quiet():
         vars(grid)["pull_interval"] = 0.1
         for client in grid.contexts.values():
             client.node_config["allowed-imports"] = "tests"
         server_app.main(grid, Context(1, 0, {}, RecordDict(), config.flat))
-    assert tables(tmp_path / "there") == tables(here)
+    assert tables(tmp_path / "there") == tables(expected)
 
 
 def test_a_wrong_metric_of_the_best_model_is_one_line_before_any_evaluation(
@@ -98,24 +98,24 @@ def test_a_wrong_metric_of_the_best_model_is_one_line_before_any_evaluation(
 @pytest.mark.slow  # it starts Ray
 @pytest.mark.parametrize("name", ["personal models too", "a local part beside the model"])
 def test_workers_give_the_numbers_of_the_engine(name: str, tmp_path: Path) -> None:
-    here, there = (
+    expected, path = (
         in_process(tmp_path, name=f"of-{workers}", workers=workers, **RUNS[name])
         for workers in (0, 2)
     )
-    assert tables(there) == tables(here)
+    assert tables(path) == tables(expected)
 
 
 def test_the_means_and_the_spread_are_those_of_a_dense_computation(tmp_path: Path) -> None:
     path = in_process(tmp_path, evaluation="clients", **{"num-clients": 15})
     task = load_task(RunConfig.make({"model": "linear"}).task, num_clients=15)
-    saved = load_model(path)
-    w = torch.cat([saved[name].reshape(-1) for name in ("1.weight", "1.bias")])
-    found = []
+    model = load_model(path)
+    w = torch.cat([model[name].reshape(-1) for name in ("1.weight", "1.bias")])
+    metrics = []
     for i in range(15):
         x, y = task.client_test(i) or (w, w)
         batches = task.batches((x, y), torch.float32)
-        found.append(evaluate(task.model(ModelSettings()), w, batches, task.loss) | {"n": len(y)})
-    own = pd.DataFrame(found)
+        metrics.append(evaluate(task.model(ModelSettings()), w, batches, task.loss) | {"n": len(y)})
+    own = pd.DataFrame(metrics)
     last = pd.read_csv(path / "metrics.csv").iloc[-1]
     for name, worst in (
         ("accuracy", own["accuracy"].nsmallest(2)),
@@ -149,10 +149,10 @@ def test_who_evaluates_depends_on_seed_and_round_alone(tmp_path: Path) -> None:
         rounds = rows[rows["evaluation"] == "ok"].sort_values("client").groupby("round")["client"]
         return [[*clients] for _, clients in rounds]
 
-    drawn = who()
-    assert [len(clients) for clients in drawn] == [2, 2, 2, 2]
-    assert len({*map(tuple, drawn)}) > 1
-    assert who(algo="scaffold", **{"fraction-train": 1.0}) == drawn != who(seed=1)
+    cohorts = who()
+    assert [len(clients) for clients in cohorts] == [2, 2, 2, 2]
+    assert len({*map(tuple, cohorts)}) > 1
+    assert who(algo="scaffold", **{"fraction-train": 1.0}) == cohorts != who(seed=1)
 
 
 @pytest.mark.parametrize(
@@ -165,24 +165,24 @@ def test_a_local_part_is_evaluated_beside_the_output_model(settings: dict[str, A
     keys: dict[str, Any] = settings | {"num-clients": 4, "local-epochs": 1, "threads": 1}
     keys |= {"evaluation": "both", "algo": "fedavg", "rounds": 2}
     rows: list[Round] = []
-    found = simulate(participation=[[0, 1], [1, 2]], on_round=rows.append, **underscored(keys))
+    history = simulate(participation=[[0, 1], [1, 2]], on_round=rows.append, **underscored(keys))
     config = RunConfig.make({"model": settings["model"]}).task
     task = load_task(config, num_clients=4)
     roles = {key: settings[key] for key in ("buffers", "local-parameters") if key in settings}
     model = task.model(ModelSettings(**underscored(roles)))
-    if found.state.buffers is not None:
-        model.write_buffers(found.state.buffers)
+    if history.state.buffers is not None:
+        model.write_buffers(history.state.buffers)
     for row in rows[-1].evaluations:
         samples = task.client_test(row["client"])
-        state = found.clients[row["client"]]
+        state = history.clients[row["client"]]
         assert ("personal-loss" in row) == (row["client"] != 3) == (state is not None)
         for name, local in (("client", model.initial_local), ("personal", state and state.local)):
             if local is not None:
                 model.write_local(local)
                 batches = task.batches(samples, torch.float32)
-                expected = evaluate(model, found.state.w, batches, task.loss)
+                expected = evaluate(model, history.state.w, batches, task.loss)
                 assert {k: row[f"{name}-{k}"] for k in expected} == expected
-    last = found.metrics.iloc[-1]
+    last = history.metrics.iloc[-1]
     assert last["personal-loss"] != last["client-loss"]
     own = [row["personal-accuracy"] for row in rows[-1].evaluations if row["client"] != 3]
     assert last["personal-accuracy"] == pytest.approx(np.mean(own), rel=1e-12)
@@ -203,13 +203,13 @@ def rounds(
     **settings: Any,
 ) -> list[Round]:
     """A round on least squares with a foreign ClientApp."""
-    app, seen = trained(), []
+    app, reports = trained(), []
     if evaluate:
         app.evaluate()(evaluate)
     settings = {"evaluation": "clients", **settings}
     with through(change)(app, C) as grid, quiet():
-        run_over(grid, strategy(kind, **settings), 1, on_round=seen.append).play()
-    return seen
+        run_over(grid, strategy(kind, **settings), 1, on_round=reports.append).play()
+    return reports
 
 
 def number(context: Context) -> int:
@@ -345,9 +345,9 @@ def test_a_reply_that_cannot_be_averaged_is_one_line(
 
 def test_flowers_result_has_the_clients_metrics_and_a_users_own() -> None:
     def own(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
-        found = [reply["metrics"] for reply in replies]
-        assert all(isinstance(record, MetricRecord) and "client-loss" in record for record in found)
-        return MetricRecord({"examples": sum(int(record[weighted_by]) for record in found)})  # type: ignore[index]
+        parts = [reply["metrics"] for reply in replies]
+        assert all(isinstance(record, MetricRecord) and "client-loss" in record for record in parts)
+        return MetricRecord({"examples": sum(int(record[weighted_by]) for record in parts)})  # type: ignore[index]
 
     app = trained()
     app.evaluate()(of_samples)

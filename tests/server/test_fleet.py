@@ -38,11 +38,11 @@ def test_pauses_between_polls_grow_with_the_time_since_the_messages_were_sent(
     simulated: bool, timeout: float, pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, polls = Clock(), []
-    slept: list[float] = []
+    sleeps: list[float] = []
     monkeypatch.setattr(
         "fedaccord.federation.fleet.time",
         SimpleNamespace(
-            monotonic=clock, sleep=lambda seconds: (slept.append(seconds), clock.sleep(seconds))
+            monotonic=clock, sleep=lambda seconds: (sleeps.append(seconds), clock.sleep(seconds))
         ),
     )
     with Net() as net:
@@ -50,9 +50,9 @@ def test_pauses_between_polls_grow_with_the_time_since_the_messages_were_sent(
             net.pull_interval = 0.1  # type: ignore[attr-defined]
         monkeypatch.setattr(net, "pull_messages", lambda ids: polls.append(sorted(ids)) or [])
         assert not [*MessageFleet(net)._receive(["b", None, "a"], timeout)]
-    assert slept[: len(pauses)] == pytest.approx(pauses)
-    assert sum(slept) == pytest.approx(timeout)
-    assert polls == [["a", "b"]] * (len(slept) + 1)
+    assert sleeps[: len(pauses)] == pytest.approx(pauses)
+    assert sum(sleeps) == pytest.approx(timeout)
+    assert polls == [["a", "b"]] * (len(sleeps) + 1)
 
 
 @pytest.mark.parametrize("schedule", ["synchronous", "buffered"])
@@ -94,10 +94,10 @@ def test_nobody_waits_three_seconds_for_a_reply_or_for_ever() -> None:
         assert not [*fleet._receive([], 1e9), *fleet._receive([None], 1e9)]
 
 
-@pytest.mark.parametrize(("simulated", "asked"), [(True, 1), (False, 3)])
+@pytest.mark.parametrize(("simulated", "hellos"), [(True, 1), (False, 3)])
 def test_a_simulation_is_asked_once(
     simulated: bool,
-    asked: int,
+    hellos: int,
     net: Net,
     clock: Clock,
     lines: list[str],
@@ -113,7 +113,7 @@ def test_a_simulation_is_asked_once(
     fleet = MessageFleet(net)
     fleet.connect(600)
     assert fleet.available() == [0]
-    assert net.hellos == [10] * asked
+    assert net.hellos == [10] * hellos
     assert any("Free memory (Ray starts" in line for line in lines) == simulated
 
 
@@ -181,10 +181,10 @@ def test_a_simulations_client_is_at_one_visit_at_a_time(
 
         monkeypatch.setattr(MessageFleet, "_receive", timed)
         run_over(net, strategy(round_timeout=0.2), 4, on_round=report).play()
-        asked = Counter(net._node_of.values()) - Counter(net.hellos)
+        counts = Counter(net._node_of.values()) - Counter(net.hellos)
     assert replies[1:] == [2, 0, 0, 3]
     assert [s > 0.1 for s in seconds] == [True, True, not simulated, True]  # all were late
-    assert [asked[10 + i] for i in range(3)] == requests
+    assert [counts[10 + i] for i in range(3)] == requests
 
 
 def test_a_late_evaluation_is_over_before_the_next_visit() -> None:
@@ -196,8 +196,8 @@ def test_a_late_evaluation_is_over_before_the_next_visit() -> None:
         deper.begin()
         deper.train_round()
         net.late.add(10)
-        found = deper.session.fleet.evaluate(deper.session.evaluate_requests(deper.state), 0.2)
-        assert found[0] == LATE
+        answers = deper.session.fleet.evaluate(deper.session.evaluate_requests(deper.state), 0.2)
+        assert answers[0] == LATE
         assert deper.train_round().metrics["replies"] == 2
         assert [*net._node_of.values()].count(10) == 3  # a hello, a visit, an evaluation
         net.late.clear()
@@ -207,16 +207,16 @@ def test_a_late_evaluation_is_over_before_the_next_visit() -> None:
 def test_of_large_replies_few_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages: as many as are fetched together, and the one before them, which is being read.
     Vectors: `REPLIES` bytes, the others are in files. The numbers are those of small replies."""
-    fetched, alive, files = list[int](), WeakSet[Message](), list[bool]()
+    counts, alive, files = list[int](), WeakSet[Message](), list[bool]()
     d, server_round = len(W0), rounds.server_round
 
     class Counted(Net):
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            found = [*super().pull_messages(message_ids)]
-            alive.update(found)
-            fetched.append(len(found))
-            assert len(alive) <= 3 or fetched[-1] == 6
-            return found
+            replies = [*super().pull_messages(message_ids)]
+            alive.update(replies)
+            counts.append(len(replies))
+            assert len(alive) <= 3 or counts[-1] == 6
+            return replies
 
     def watched(*values: Any) -> rounds.ServerRound:
         files.extend(in_file(v) for reply in values[3] for v in reply.up)
@@ -232,12 +232,12 @@ def test_of_large_replies_few_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(rounds, "server_round", watched)
     expected = play()
-    assert fetched == [6, 6, 6]  # the handshakes, and two rounds
+    assert counts == [6, 6, 6]  # the handshakes, and two rounds
     assert files == [False] * 24
     monkeypatch.setattr("fedaccord.federation.polls.READ_AT_ONCE", 2 * 16 * d + 8)
     monkeypatch.setattr("fedaccord.storage.mapped.REPLIES", 3 * 8 * d)
     assert all(map(torch.equal, play(), expected))
-    assert fetched[3:] == [6, 2, 2, 2, 2, 2, 2]
+    assert counts[3:] == [6, 2, 2, 2, 2, 2, 2]
     assert files[24:] == ([False] * 3 + [True] * 9) * 2
 
 

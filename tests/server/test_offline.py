@@ -105,12 +105,12 @@ def test_a_visit_in_progress_counts_as_a_connected_device(devices: Net, clock: C
     devices.late |= {10, 11, 12}
     clock.at(1.0, devices.late.clear)
     run.train_round()
-    (left,) = run.state.visits
+    (visit,) = run.state.visits
     go_offline(devices, 10, 11, 12)
     began = clock.now
     round = run.train_round()
     assert clock.now == began
-    assert [row["client"] for row in round.clients] == [left.client]
+    assert [row["client"] for row in round.clients] == [visit.client]
 
 
 @pytest.mark.parametrize("back", [True, False])

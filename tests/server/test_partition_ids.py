@@ -47,15 +47,15 @@ def test_either_key_names_a_nodes_own_data(key: str, net: Net, clock: Clock) -> 
 
 
 def test_numbers_are_remembered_across_a_restart_of_the_server(net: Net, clock: Clock) -> None:
-    kept: list[dict[int, int]] = []
-    first = Roster(clock, PartitionIds(3, {}, lambda of: kept.append(dict(of))))
+    saves: list[dict[int, int]] = []
+    first = Roster(clock, PartitionIds(3, {}, lambda of: saves.append(dict(of))))
     for node in KEYS:
         join(net, node)
     first.wait_for_all(net, 600)
-    assert kept == [{35: 0, 401: 1, 912: 2}]
+    assert saves == [{35: 0, 401: 1, 912: 2}]
     net.leave(35)
     join(net, 1)  # sorts first, but number 0 is that of node 35
-    again = roster_of(clock, kept[0])
+    again = roster_of(clock, saves[0])
     again.update(net)
     assert again.nodes == {1: 401, 2: 912}
     assert again.refused[1].startswith("expected 3 clients, and every id is assigned")

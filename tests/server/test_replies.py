@@ -1,4 +1,4 @@
-"""A bad reply is dropped with one line, whatever is wrong with it; the run goes on."""
+"""A bad reply is dropped with one line, whatever is wrong with it; the run continues."""
 
 import math
 from collections.abc import Callable
@@ -141,7 +141,7 @@ def test_finite_vectors_are_told_from_others(bad: float) -> None:
 
 def test_all_replies_bad_is_a_failed_round() -> None:
     rounds = federation(strategy(FedAvg, lr=1e200), 1)
-    found = rounds[-1].metrics
-    assert [found[name] for name in ("replies", "dropped", "counted")] == [0, C, 0]
+    metrics = rounds[-1].metrics
+    assert [metrics[name] for name in ("replies", "dropped", "counted")] == [0, C, 0]
     assert torch.equal(rounds[-1].w, torch.from_numpy(W0))
     assert all("the local model diverged" in line for line in dropped(rounds))

@@ -135,13 +135,13 @@ def test_the_number_of_clients_is_what_most_nodes_say(
 ) -> None:
     """In whatever order they come: a minority's first node neither ends the run nor decides C."""
     clients = iter(range(3))
-    for k, said in enumerate([*order, *[3] * (3 - order.count(3))]):
-        client = next(clients) if said == 3 else 0
-        clock.at(10 * k, lambda k=k, client=client, said=said: net.join(10 + k, client, said))
+    for k, number in enumerate([*order, *[3] * (3 - order.count(3))]):
+        client = next(clients) if number == 3 else 0
+        clock.at(10 * k, lambda k=k, client=client, number=number: net.join(10 + k, client, number))
     roster.wait_for_all(net, 600)
     assert roster.num_clients == 3
     assert sorted(roster.nodes) == [0, 1, 2]
-    wrong = {10 + k for k, said in enumerate(order) if said != 3}
+    wrong = {10 + k for k, number in enumerate(order) if number != 3}
     assert set(roster.refused) == wrong
     for node in wrong:
         assert roster.refused[node].startswith("expected num-partitions=3, as most nodes report")
@@ -166,13 +166,13 @@ def test_of_two_nodes_with_one_partition_id_the_second_is_left_out(
     assert "--node-config" in line
 
 
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("is_running", [False, True])
 def test_the_second_takes_the_place_when_the_first_is_gone(
-    begun: bool, roster: Roster, net: Net
+    is_running: bool, roster: Roster, net: Net
 ) -> None:
     for node, client in ((10, 0), (11, 1), (12, 1)):
-        net.join(node, client, 2 if begun else 3)
-    roster.wait_for_all(net, 600) if begun else roster.update(net)
+        net.join(node, client, 2 if is_running else 3)
+    roster.wait_for_all(net, 600) if is_running else roster.update(net)
     assert roster.nodes[1] == 11
     net.leave(11)
     roster.update(net)
@@ -197,15 +197,15 @@ BAD_NODES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("bad", BAD_NODES)
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("is_running", [False, True])
 def test_a_node_with_a_wrong_config_concerns_itself_alone(
-    begun: bool, bad: str, roster: Roster, net: Net, warnings: list[str]
+    is_running: bool, bad: str, roster: Roster, net: Net, warnings: list[str]
 ) -> None:
     config, reason = BAD_NODES[bad]
-    if not begun:
+    if not is_running:
         net.join(1, **config)
     ready(roster, net)
-    if begun:
+    if is_running:
         net.join(1, **config)
         for _ in range(3):
             roster.update(net)
@@ -218,7 +218,7 @@ def test_a_node_with_a_wrong_config_concerns_itself_alone(
     net.leave(1)
     roster.update(net)
     assert roster.refused == {}
-    net.join(1, 0, 3)  # it comes back with a good one, as a restarted device
+    net.join(1, 0, 3)  # it reconnects with a good one, as a restarted device
     roster.update(net)
     assert roster.nodes == {0: 1, 1: 11, 2: 12}
 
@@ -376,7 +376,7 @@ def test_a_late_node_is_never_waited_for(roster: Roster, net: Net, clock: Clock)
     net.late.clear()
     roster.update(net)
     assert roster.nodes == {0: 10, 1: 21, 2: 12}
-    assert clock.now == began  # nobody slept
+    assert clock.now == began  # there was no wait
     assert net.hellos.count(21) == 1
 
 
@@ -450,18 +450,18 @@ def test_a_tie_about_the_number_of_clients_names_both(
 ) -> None:
     for node, client, num_clients in ((1, 0, 2), (2, 1, 2), (3, 0, 10**6), (4, 1, 10**6)):
         net.join(node, client, num_clients)
-    with pytest.raises(FederationError) as refused:
+    with pytest.raises(FederationError) as error:
         Roster(clock).wait_for_all(net, 60.0)
     line = (
         "expected one num-partitions from most nodes, got 2 from nodes [1, 2] and 1000000 from "
         "nodes [3, 4]: give all SuperNodes the same in --node-config"
     )
-    assert str(refused.value) == line
+    assert str(error.value) == line
     assert warnings == [line]
 
 
 def test_another_node_ends_a_tie(net: Net, clock: Clock) -> None:
-    """It comes later: nobody was seated before, and nobody is refused for it but the minority."""
+    """It comes later: no node was seated before, and only the minority is refused for it."""
     net.join(1, 0, 2)
     net.join(2, 1, 10**6)
     clock.at(30.0, lambda: net.join(3, 1, 2))
@@ -473,17 +473,17 @@ def test_another_node_ends_a_tie(net: Net, clock: Clock) -> None:
 
 def test_missing_clients_are_named_up_to_ten(net: Net, clock: Clock) -> None:
     net.join(1, 0, 10**4)
-    with pytest.raises(FederationError) as refused:
+    with pytest.raises(FederationError) as error:
         Roster(clock).wait_for_all(net, 60.0)
     assert "missing partition-ids: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, and 9989 more]." in str(
-        refused.value
+        error.value
     )
 
 
 def test_refused_nodes_are_named_up_to_ten(net: Net, clock: Clock) -> None:
     for node in range(30):
         net.join(node, 0, 2)
-    with pytest.raises(FederationError) as refused:
+    with pytest.raises(FederationError) as error:
         Roster(clock).wait_for_all(net, 60.0)
-    assert str(refused.value).count("expected one SuperNode per partition-id") == 10
-    assert "; and 19 more. Start" in str(refused.value)
+    assert str(error.value).count("expected one SuperNode per partition-id") == 10
+    assert "; and 19 more. Start" in str(error.value)

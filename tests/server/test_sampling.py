@@ -20,15 +20,15 @@ def cohorts(rounds: int = 50, **changes: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize(("fraction", "size"), [(0.01, 1), (0.1, 1), (0.5, 3), (0.75, 4), (1.0, 6)])
 def test_cohorts_have_a_fixed_size_and_depend_on_the_seed_alone(fraction: float, size: int) -> None:
-    drawn = cohorts(fraction=fraction)
+    result = cohorts(fraction=fraction)
     assert cohort_size(fraction, 6) == size
-    assert {len(cohort) for cohort in drawn} == {size}
-    assert all(cohort == sorted(set(cohort)) for cohort in drawn)
-    assert {i for cohort in drawn for i in cohort} == set(range(6))
-    assert drawn == cohorts(fraction=fraction)
+    assert {len(cohort) for cohort in result} == {size}
+    assert all(cohort == sorted(set(cohort)) for cohort in result)
+    assert {i for cohort in result for i in cohort} == set(range(6))
+    assert result == cohorts(fraction=fraction)
     if fraction < 1:
-        assert drawn != cohorts(fraction=fraction, seed=1)
-        assert len(set(map(tuple, drawn))) > 2
+        assert result != cohorts(fraction=fraction, seed=1)
+        assert len(set(map(tuple, result))) > 2
 
 
 def test_the_order_in_which_clients_came_does_not_count() -> None:
@@ -43,28 +43,28 @@ def test_the_share_is_of_all_clients_also_where_some_are_away() -> None:
 
 
 def test_bernoulli_cohorts_vary_in_size_and_are_never_empty() -> None:
-    drawn = cohorts(2000, sampling="bernoulli", fraction=0.2)
-    sizes = list(map(len, drawn))
+    result = cohorts(2000, sampling="bernoulli", fraction=0.2)
+    sizes = list(map(len, result))
     assert min(sizes) == 1
     assert len(set(sizes)) > 3
     expected = 6 * 0.2 / (1 - 0.8**6)  # drawn again where empty
     assert fmean(sizes) == pytest.approx(expected, abs=0.06)
-    assert fmean(5 in cohort for cohort in drawn) == pytest.approx(expected / 6, abs=0.04)
+    assert fmean(5 in cohort for cohort in result) == pytest.approx(expected / 6, abs=0.04)
 
 
 def test_cohorts_are_those_of_pythons_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw by draw over the sorted clients, however many are drawn for at once."""
     monkeypatch.setattr(sampling, "BLOCK", 7)
-    here = [i for i in range(50) if i % 7]
+    clients = [i for i in range(50) if i % 7]
     for t in range(20):
         generator = random.Random(f"cohort 4 {t}")
         more: dict[str, Any] = {"t": t, "seed": 4, "num_clients": 50}
-        fixed = draw(here, fraction=0.1, sampling="fixed", **more)
-        assert fixed == sorted(generator.sample(here, 5))
+        fixed = draw(clients, fraction=0.1, sampling="fixed", **more)
+        assert fixed == sorted(generator.sample(clients, 5))
         generator, expected = random.Random(f"cohort 4 {t}"), []
         while not expected:
-            expected = [i for i in here if generator.random() < 0.03]
-        assert draw(here, fraction=0.03, sampling="bernoulli", **more) == expected
+            expected = [i for i in clients if generator.random() < 0.03]
+        assert draw(clients, fraction=0.03, sampling="bernoulli", **more) == expected
 
 
 @pytest.mark.parametrize("kind", ["fixed", "bernoulli", "scheduled"])

@@ -55,19 +55,19 @@ def test_the_model_and_the_numbers_are_those_of_a_server_with_data(
     tmp_path: Path, files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = {"data-dir": str(files[0]), "evaluation": "both"}
-    there = federate(tmp_path, files, name="with", **more)
+    full = federate(tmp_path, files, name="with", **more)
     monkeypatch.setattr(server_app, "load_task", None)  # of the server alone
-    here = federate(tmp_path, files, name="without")
-    with_data, without = load_model(there), load_model(here)
+    bare = federate(tmp_path, files, name="without")
+    with_data, without = load_model(full), load_model(bare)
     assert all(torch.equal(with_data[name], tensor) for name, tensor in without.items())
-    one, other = (pd.read_csv(path / "metrics.csv", dtype=str) for path in (there, here))
+    one, other = (pd.read_csv(path / "metrics.csv", dtype=str) for path in (full, bare))
     own = [name for name in one if not name.startswith("test-") and name != "seconds"]
     pd.testing.assert_frame_equal(one[own], other[own])
     assert "client-accuracy" in own
     assert not [name for name in other if name.startswith("test-")]
-    assert load(here)(torch.zeros(5, 3)).shape == (5, 2)  # from Python, without any data
+    assert load(bare)(torch.zeros(5, 3)).shape == (5, 2)  # from Python, without any data
     federate(tmp_path, files, name="without", **{"num-server-rounds": 3, "resume": True})
-    assert json.loads((here / "summary.json").read_text())["rounds"] == 3
+    assert json.loads((bare / "summary.json").read_text())["rounds"] == 3
 
 
 def test_a_site_with_another_number_of_features_is_left_out(

@@ -56,7 +56,7 @@ def test_the_time_of_a_visit(settings: dict[str, int], samples: int) -> None:
 
 def test_a_silent_round_uploads_nothing() -> None:
     """FedPD's coin: some seeds are silent in the round in which the cost is measured."""
-    device, seen = Device(seconds_per_sample=0.0, up=1.0, down=math.inf), set()
+    device, cases = Device(seconds_per_sample=0.0, up=1.0, down=math.inf), set()
     for seed in range(8):
         method = FedPD(p=0.5, seed=seed, fraction_train=1.0)
         assert (method.cost.down, method.cost.up) == (1, 1)
@@ -66,12 +66,12 @@ def test_a_silent_round_uploads_nothing() -> None:
         visit = visit._replace(instruction=visit.instruction._replace(half=half))
         silent = is_silent(0.5, seed, 0)
         assert clock.end(visit, 0.0).seconds == (0 if silent else 40)
-        seen.add(silent)
-    assert len(seen) == 2
+        cases.add(silent)
+    assert len(cases) == 2
 
 
 @pytest.mark.parametrize(
-    ("seconds", "wanted", "deadline", "end", "taken"),
+    ("seconds", "number", "deadline", "end", "cohort"),
     [
         ([3, 1, 2], 3, 0, 3, [0, 1, 2]),
         ([3, 1, 2], 2, 0, 2, [1, 2]),
@@ -83,12 +83,12 @@ def test_a_silent_round_uploads_nothing() -> None:
     ],
 )
 def test_whom_a_round_waits_for(
-    seconds: list[float], wanted: int, deadline: float, end: float, taken: list[int]
+    seconds: list[float], number: int, deadline: float, end: float, cohort: list[int]
 ) -> None:
     clock, start = clock_of(seconds), 50.0
-    timing = clock.round([request(i) for i in range(3)], start, wanted, deadline)
+    timing = clock.round([request(i) for i in range(3)], start, number, deadline)
     assert timing.seconds == start + end
-    assert [i for i in range(3) if i not in timing.late] == taken
+    assert [i for i in range(3) if i not in timing.late] == cohort
     assert timing.ends == {i: start + s for i, s in enumerate(seconds)}
     assert all("late: " in line for line in timing.late.values())
 
@@ -104,12 +104,12 @@ def test_a_device_that_goes_away() -> None:
 
 
 def test_a_round_begins_when_a_device_is_there() -> None:
-    there = [ONE._replace(active=((b, b + 5.0),), period=50.0) for b in (10.0, 12.0, 40.0)]
-    clock = Clock(there, lambda _: 1, 0, 1)
+    devices = [ONE._replace(active=((b, b + 5.0),), period=50.0) for b in (10.0, 12.0, 40.0)]
+    clock = Clock(devices, lambda _: 1, 0, 1)
     assert clock.available(range(3), 0.0) == ([0], 10.0)
     assert clock.available(range(3), 13.0) == ([0, 1], 13.0)
     assert clock.available(range(3), 46.0) == ([0], 60.0)
-    once = Clock([device._replace(period=0.0) for device in there], lambda _: 1, 0, 1)
+    once = Clock([device._replace(period=0.0) for device in devices], lambda _: 1, 0, 1)
     with pytest.raises(FederationError, match=r"none of 3 clients .* after 46 simulated seconds"):
         once.available(range(3), 46.0)
 

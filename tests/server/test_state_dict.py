@@ -63,12 +63,12 @@ def start(strategy: Any, rounds: int = 2, initial: nn.Module | None = None, **mo
 @pytest.mark.parametrize("policy", ["mean", "freeze", "local"])
 @pytest.mark.parametrize("kind", [FedAvg, Scaffold])
 def test_a_model_with_batchnorm_is_trained_as_in_process(kind: Any, policy: str) -> None:
-    seen: list[dict[str, Tensor]] = []
+    states: list[dict[str, Tensor]] = []
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         state = arrays.to_torch_state_dict()
         net().load_state_dict(state)  # nothing missing, nothing unknown
-        seen.append(state)
+        states.append(state)
         return MetricRecord({"accuracy": 0.5})
 
     strategy = kind(buffers=policy, **SETTINGS)
@@ -76,14 +76,14 @@ def test_a_model_with_batchnorm_is_trained_as_in_process(kind: Any, policy: str)
     state, before = result.arrays.to_torch_state_dict(), net().state_dict()
     assert list(state) == list(before)
     assert {n: x.dtype for n, x in state.items()} == {n: x.dtype for n, x in before.items()}
-    here = simulate(kind(buffers=policy, **SETTINGS), clients=DATA, model=net(), rounds=2).model
+    expected = simulate(kind(buffers=policy, **SETTINGS), clients=DATA, model=net(), rounds=2).model
     for name in state:
         if policy == "mean" or name.partition(".")[0] != "1" or "running" not in name:
             continue
         assert torch.equal(state[name], before[name]), name
-    for name, tensor in here.items():
+    for name, tensor in expected.items():
         assert torch.equal(state[name], tensor.to(state[name].dtype)), name
-    assert len(seen) == 3
+    assert len(states) == 3
     if policy == "mean":  # three batches a round
         assert int(state["1.num_batches_tracked"]) == 6
         assert not torch.equal(state["1.running_mean"], before["1.running_mean"])
@@ -103,8 +103,8 @@ def test_local_parameters_stay_where_they_are() -> None:
     strategy = FedAvg(buffers="freeze", local_parameters="3.*", **SETTINGS)
     state, before = start(strategy).arrays.to_torch_state_dict(), net().state_dict()
     assert list(state) == list(before)
-    moved = [name for name in state if not torch.equal(state[name], before[name])]
-    assert moved == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    names = [name for name in state if not torch.equal(state[name], before[name])]
+    assert names == ["0.weight", "0.bias", "1.weight", "1.bias"]
     with pytest.raises(ValueError, match=r"'head' matches none; the model has 0.weight, 0.bias"):
         start(FedAvg(buffers="freeze", local_parameters="head", **SETTINGS))
 
@@ -112,8 +112,8 @@ def test_local_parameters_stay_where_they_are() -> None:
 def test_a_part_that_is_frozen_by_its_name_stays() -> None:
     strategy = FedAvg(buffers="freeze", frozen_parameters="0.*,1.*", **SETTINGS)
     state, before = start(strategy).arrays.to_torch_state_dict(), net().state_dict()
-    moved = [name for name in state if not torch.equal(state[name], before[name])]
-    assert moved == ["3.weight", "3.bias"]
+    names = [name for name in state if not torch.equal(state[name], before[name])]
+    assert names == ["3.weight", "3.bias"]
 
 
 def test_a_part_that_is_frozen_at_the_clients_alone_is_named() -> None:

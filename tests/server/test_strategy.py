@@ -93,14 +93,14 @@ def test_too_many_failed_rounds_stop_the_run_and_keep_the_model() -> None:
 
 
 def test_every_failed_round_is_reported_also_the_one_that_stops_the_run() -> None:
-    failing, seen = strategy(min_replies=6, max_failed_rounds=2), list[Round]()
+    failing, reports = strategy(min_replies=6, max_failed_rounds=2), list[Round]()
     with (
         InProcessGrid(client_app(raising), C) as grid,
         quiet(),
         pytest.raises(FederationError, match="2 rounds in a row"),
     ):
-        run_over(grid, failing, 5, on_round=seen.append).play()
-    assert [(r.metrics["dropped"], r.metrics["counted"]) for r in seen[1:]] == [(1, 0)] * 2
+        run_over(grid, failing, 5, on_round=reports.append).play()
+    assert [(r.metrics["dropped"], r.metrics["counted"]) for r in reports[1:]] == [(1, 0)] * 2
 
 
 def test_a_failed_round_is_forgotten_after_a_good_one() -> None:
@@ -225,17 +225,17 @@ def test_clients_that_do_not_come_are_named(clock: Clock, monkeypatch: pytest.Mo
 
 
 def test_a_callers_own_keys_reach_the_client_beside_ours() -> None:
-    seen: list[tuple[Any, float]] = []
+    calls: list[tuple[Any, float]] = []
 
     def note(message: Message, reply: Message) -> Message:
         config = message.content.config_records["config"]
-        seen.append((config["temperature"], read_instruction(message).lr))
+        calls.append((config["temperature"], read_instruction(message).lr))
         return reply
 
     with InProcessGrid(client_app(note), C) as grid, quiet():
         config = ConfigRecord({"temperature": 0.5})
         strategy(lr=0.25, lr_decay=0.5).start(grid, INITIAL, 2, train_config=config)
-    assert seen == [(0.5, 0.25), (0.5, 0.125)]
+    assert calls == [(0.5, 0.25), (0.5, 0.125)]
 
 
 @pytest.mark.parametrize("key", ["instruction", "client", "accepted-round", "hello"])
@@ -267,10 +267,10 @@ def test_more_replies_than_a_round_has_clients_are_refused_before_it(
     settings: dict[str, Any], most: int, words: str
 ) -> None:
     FedAvg(min_replies=most, **settings).check_clients(6)
-    with pytest.raises(ValueError, match=r"^min-replies: expected at most") as refused:
+    with pytest.raises(ValueError, match=r"^min-replies: expected at most") as error:
         FedAvg(min_replies=most + 1, **settings).check_clients(6)
-    assert f"at most {most}, the {words}" in str(refused.value)
-    assert ("raise fraction-train" in str(refused.value)) == (most < 6)
+    assert f"at most {most}, the {words}" in str(error.value)
+    assert ("raise fraction-train" in str(error.value)) == (most < 6)
     messages: list[Message] = []
 
     def count(message: Message, reply: Message) -> Message:
@@ -345,13 +345,13 @@ def test_weighting_by_examples() -> None:
     torch.testing.assert_close(average("examples"), (own[0] + 3 * own[1]) / 4)
 
 
-def check_drift(found: History, local: torch.Tensor, number: int) -> None:
+def check_drift(history: History, local: torch.Tensor, number: int) -> None:
     """The metrics of a round against its local models (P, d)."""
-    torch.testing.assert_close(found.averages[number], local.mean(0), rtol=1e-12, atol=1e-12)
-    row = found.metrics.iloc[number]
+    torch.testing.assert_close(history.averages[number], local.mean(0), rtol=1e-12, atol=1e-12)
+    row = history.metrics.iloc[number]
     centres = {
-        "drift": found.weights[number - 1],
-        "consistency": found.weights[number],
+        "drift": history.weights[number - 1],
+        "consistency": history.weights[number],
         "spread": local.mean(0),
     }
     for name, centre in centres.items():
@@ -363,25 +363,25 @@ def test_metrics_are_what_they_are_called(plugins: tuple[Compress, ...]) -> None
     """Of the local models as the server reads them, and of the bytes as they are sent."""
     rho = 0.1
     method = strategy(AFedPD, rho=rho, local_steps=4, batch_size=0, lr=0.02, plugins=plugins)
-    found = run(method, LEAST_SQUARES, W0, [[0, 1, 2], [2, 3]])
+    ours = run(method, LEAST_SQUARES, W0, [[0, 1, 2], [2, 3]])
     # the local models from the dual step: lam_i+ = lam_i + rho (w_{i,K} - w^t), where client 3
     # missed round 0: its dual took the virtual step rho (w_bar - w)
-    lam_2, lam_3 = base(found.states[1][2]).lam, rho * (found.averages[1] - found.weights[0])
-    steps = [base(found.states[2][2]).lam - lam_2, base(found.states[2][3]).lam - lam_3]
-    check_drift(found, torch.stack([found.weights[1] + step / rho for step in steps]), 2)
-    row = found.metrics.iloc[2]
+    lam_2, lam_3 = base(ours.states[1][2]).lam, rho * (ours.averages[1] - ours.weights[0])
+    steps = [base(ours.states[2][2]).lam - lam_2, base(ours.states[2][3]).lam - lam_3]
+    check_drift(ours, torch.stack([ours.weights[1] + step / rho for step in steps]), 2)
+    row = ours.metrics.iloc[2]
     assert row["consistency"] > row["spread"]
-    sent = 2 * 8 + 1 if plugins else 5 * 8  # two numbers and a bit for each, or five
-    assert row["up-bytes"] == 2 * sent
-    assert row["down-bytes"] == 3 * 5 * 8  # client 3 is told what it missed
-    assert (row["up-vectors"], row["down-vectors"]) == (2 * sent / 40, 3)
+    nbytes = 2 * 8 + 1 if plugins else 5 * 8  # two numbers and a bit for each, or five
+    assert row["up-bytes"] == 2 * nbytes
+    assert row["down-bytes"] == 3 * 5 * 8  # client 3 receives what it missed
+    assert (row["up-vectors"], row["down-vectors"]) == (2 * nbytes / 40, 3)
 
 
 def test_with_added_displacements_the_averages_are_those_of_the_true_local_models() -> None:
     """server=updates: w^{t+1} = w^t + mean(w_{i,K} - w_{i,0}), by hand."""
     beta, lr, K, schedule = 0.1, 0.05, 3, [[0, 1, 2], [2, 3], [0, 3, 5]]
     settings: dict[str, Any] = {"local_steps": K, "lr": lr, "fedinit.server": "updates"}
-    found = run("fedinit", LEAST_SQUARES, W0, schedule, **settings, **{"relaxed-init.beta": beta})
+    ours = run("fedinit", LEAST_SQUARES, W0, schedule, **settings, **{"relaxed-init.beta": beta})
     last, w = np.tile(W0, (C, 1)), W0
     for t, cohort in enumerate(schedule):
         moves = []
@@ -392,11 +392,11 @@ def test_with_added_displacements_the_averages_are_those_of_the_true_local_model
             moves.append(w_k - w_i0)
             last[i] = w_k
         w = w + np.mean(moves, axis=0)
-        np.testing.assert_allclose(found.weights[t + 1], w, rtol=1e-12, atol=1e-12)
-        check_drift(found, torch.from_numpy(last[cohort]), t + 1)
+        np.testing.assert_allclose(ours.weights[t + 1], w, rtol=1e-12, atol=1e-12)
+        check_drift(ours, torch.from_numpy(last[cohort]), t + 1)
     for i in range(C):
-        if found.clients[i] is not None:
-            np.testing.assert_allclose(found.clients[i].last, last[i], rtol=1e-12, atol=1e-12)
+        if ours.clients[i] is not None:
+            np.testing.assert_allclose(ours.clients[i].last, last[i], rtol=1e-12, atol=1e-12)
 
 
 def test_evaluation_every_n_rounds_and_after_the_last() -> None:

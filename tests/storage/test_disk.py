@@ -1,4 +1,4 @@
-"""A client's memory on disk: what is kept, what is lost, and what is told."""
+"""A client's memory on disk: what is kept, what is lost, and what is reported."""
 
 import os
 import time
@@ -56,15 +56,15 @@ def test_it_is_there_in_another_process(store: DiskStore, tmp_path: Path) -> Non
     assert store.load(2) is None
     store.save(2, memory(store, 7, 3, 1, attempt=2))
     again = DiskStore(tmp_path, "first")
-    found = again.load(2)
-    assert found is not None
-    assert found.before is not None
-    assert found.durable is not None
-    assert (found.latest.round, found.before.round, found.durable.round) == (7, 3, 1)
-    assert found.attempt == 2
-    assert same(again.unpack(found.durable.state, LIKE), state(1))
-    assert same(again.unpack(found.latest.state, LIKE), state(7))
-    assert same(again.unpack(found.before.state, LIKE), state(3))
+    entry = again.load(2)
+    assert entry is not None
+    assert entry.before is not None
+    assert entry.durable is not None
+    assert (entry.latest.round, entry.before.round, entry.durable.round) == (7, 3, 1)
+    assert entry.attempt == 2
+    assert same(again.unpack(entry.durable.state, LIKE), state(1))
+    assert same(again.unpack(entry.latest.state, LIKE), state(7))
+    assert same(again.unpack(entry.before.state, LIKE), state(3))
 
 
 def test_clients_and_federations_are_kept_apart(tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def test_a_step_that_was_not_remembered_leaves_the_memory_as_it_was(
     store.save(2, memory(store, 1))
     store.pack(2, 5, state(5))
     (folder / ".memory.json.77").write_text("{")
-    found = DiskStore(tmp_path, "first").load(2)
-    assert found is not None
-    assert found.latest.round == 1
+    entry = DiskStore(tmp_path, "first").load(2)
+    assert entry is not None
+    assert entry.latest.round == 1
     store.save(2, memory(store, 6, 1))
     assert len(list(folder.iterdir())) == 3
 
@@ -116,10 +116,10 @@ def test_a_damaged_state_is_lost_with_one_line(
 ) -> None:
     store.save(2, memory(store, 1))
     damage(folder / "1.safetensors")
-    found = store.load(2)
-    assert found is not None
+    entry = store.load(2)
+    assert entry is not None
     with pytest.raises(MissingStateError):
-        store.unpack(found.latest.state, LIKE)
+        store.unpack(entry.latest.state, LIKE)
     (record,) = caplog.records
     assert record.getMessage().startswith(f"{folder / '1.safetensors'} is damaged (")
     assert "\n" not in record.getMessage()
@@ -169,9 +169,9 @@ def test_a_damaged_index_is_a_lost_memory(
 
 
 def test_the_state_of_another_method_is_lost(store: DiskStore) -> None:
-    kept = store.pack(2, 1, Inner(torch.zeros(3)))
+    content = store.pack(2, 1, Inner(torch.zeros(3)))
     with pytest.raises(MissingStateError):
-        store.unpack(kept, LIKE)
+        store.unpack(content, LIKE)
 
 
 def test_only_its_own_files_are_removed(store: DiskStore, folder: Path) -> None:
@@ -192,9 +192,9 @@ def test_a_pipe_is_a_lost_state(
     store.save(2, memory(store, 1))
     (folder / name).unlink()
     os.mkfifo(folder / name)
-    if (found := store.load(2)) is not None:
+    if (entry := store.load(2)) is not None:
         with pytest.raises(MissingStateError):
-            store.unpack(found.latest.state, LIKE)
+            store.unpack(entry.latest.state, LIKE)
     assert f"{name} is damaged ({name}: expected a file" in caplog.text
 
 
@@ -226,8 +226,8 @@ def test_old_federations_are_removed_when_a_new_one_begins(tmp_path: Path) -> No
     assert len(list(tmp_path.iterdir())) == 6
     new = DiskStore(tmp_path, "new", 90)
     new.save(2, memory(new, 0))
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"recent", "mine", "new", "foreign", "other", "client.json"}
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"recent", "mine", "new", "foreign", "other", "client.json"}
     assert mine.load(2) is not None
 
 
@@ -284,8 +284,8 @@ def test_a_full_disk_is_named_and_the_memory_stays(
     with pytest.raises(OSError, match=r"No space left on device: .*memory\.json"):
         store.save(2, later)
     monkeypatch.undo()
-    found = store.load(2)
-    assert found is not None
-    assert same(store.unpack(found.latest.state, LIKE), state(1))
-    store.save(2, found)
+    entry = store.load(2)
+    assert entry is not None
+    assert same(store.unpack(entry.latest.state, LIKE), state(1))
+    store.save(2, entry)
     assert sorted(p.name for p in folder.iterdir()) == ["1.safetensors", "memory.json"]

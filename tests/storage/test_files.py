@@ -21,13 +21,13 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
 
 def test_what_is_no_file_is_written_to(tmp_path: Path) -> None:
     """As /dev/stdout, here a pipe."""
-    pipe, found = tmp_path / "pipe", list[bytes]()
+    pipe, contents = tmp_path / "pipe", list[bytes]()
     os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()), daemon=True)
+    reader = threading.Thread(target=lambda: contents.append(pipe.read_bytes()), daemon=True)
     reader.start()
     replace(pipe, b"text")
     reader.join(10)
-    assert found == [b"text"]
+    assert contents == [b"text"]
     assert pipe.is_fifo()
     with pytest.raises(IsADirectoryError):
         replace(tmp_path, b"text")

@@ -28,21 +28,21 @@ def state(number: float) -> State:
 
 def put(store: InProcessStore, client: int, t: int, new: Any, **others: Any) -> None:
     """A new latest version; others: fields of `Memory`."""
-    kept = store.pack(client, t, new)
-    store.save(client, Memory(Version(t, kept), **others))
+    content = store.pack(client, t, new)
+    store.save(client, Memory(Version(t, content), **others))
 
 
 def values(store: InProcessStore, client: int) -> Any:
     """A memory with lists instead of tensors."""
 
-    def lists(kept: Any) -> Any:
-        return [(name, x.tolist()) for name, x in leaves(store.unpack(kept))]
+    def lists(content: Any) -> Any:
+        return [(name, x.tolist()) for name, x in leaves(store.unpack(content))]
 
     memory = store.load(client)
     if memory is None:
         return None
-    kept = (memory.latest, memory.before, memory.durable)
-    return [*(v and (v.round, lists(v.state)) for v in kept), memory.attempt]
+    versions = (memory.latest, memory.before, memory.durable)
+    return [*(v and (v.round, lists(v.state)) for v in versions), memory.attempt]
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def test_they_store_what_memory_does(kind: type[PageStore]) -> None:
             last, new = accepted.get(i, -1), state(100.0 * t + i)
             for store in (plain, packed):
                 memory = store.load(i)
-                held = durable.get(i, -1)
-                third = None if held == last else version(memory, held)
+                number = durable.get(i, -1)
+                third = None if number == last else version(memory, number)
                 before = version(memory, last)
                 put(store, i, t, new, before=before, attempt=t // 20, durable=third)
             if generator.random() < 0.7:
@@ -72,10 +72,10 @@ def test_they_store_what_memory_does(kind: type[PageStore]) -> None:
         if t % 15 == 14:
             durable = dict(accepted)
         if t % 10 == 9:
-            gone = generator.choice(plain.clients())
-            plain.remove(gone)
-            packed.remove(gone)
-            accepted.pop(gone, None)
+            client = generator.choice(plain.clients())
+            plain.remove(client)
+            packed.remove(client)
+            accepted.pop(client, None)
         assert packed.clients() == plain.clients()
         assert all(values(packed, i) == values(plain, i) for i in plain.clients())
     assert packed.load(99) is None
@@ -84,48 +84,48 @@ def test_they_store_what_memory_does(kind: type[PageStore]) -> None:
 @pytest.mark.usefixtures("small")
 def test_slots_are_used_again() -> None:
     """Two versions of each client are stored, so five slots serve two clients for ever."""
-    filed = FileStore()
+    store = FileStore()
     for t in range(50):
         for i in (0, 1):
             new = State(torch.full((64,), float(t)))
-            put(filed, i, t, new, before=version(filed.load(i), t - 1))
-    assert len(filed._files) == 2  # 3 slots of 256 bytes each
-    assert values(filed, 1)[0][0] == 49
-    assert values(filed, 1)[1][0] == 48
+            put(store, i, t, new, before=version(store.load(i), t - 1))
+    assert len(store._files) == 2  # 3 slots of 256 bytes each
+    assert values(store, 1)[0][0] == 49
+    assert values(store, 1)[1][0] == 48
 
 
 @pytest.mark.usefixtures("small")
 def test_the_slots_of_clients_that_are_removed_or_restored_are_used_again() -> None:
-    filed, own = FileStore(), State(torch.ones(64))
+    store, own = FileStore(), State(torch.ones(64))
     for _ in range(20):
-        filed.restore((i, (0, own)) for i in range(3))  # 3 slots of 256 bytes, a file
-        filed.remove(1)
-        put(filed, 1, 5, own)
-    assert len(filed._files) == 1
-    assert filed.clients() == [0, 1, 2]
+        store.restore((i, (0, own)) for i in range(3))  # 3 slots of 256 bytes, a file
+        store.remove(1)
+        put(store, 1, 5, own)
+    assert len(store._files) == 1
+    assert store.clients() == [0, 1, 2]
 
 
 def test_a_client_without_vectors_takes_no_file(tmp_path: Path) -> None:
-    filed = FileStore(tmp_path / "not there")
+    store = FileStore(tmp_path / "not there")
     for t in range(3):
-        put(filed, 0, t, State(None), before=version(filed.load(0), t - 1))
-    assert filed.states([2]) == {0: (2, State(None))}
-    assert filed._files == []
+        put(store, 0, t, State(None), before=version(store.load(0), t - 1))
+    assert store.states([2]) == {0: (2, State(None))}
+    assert store._files == []
 
 
 def test_the_memory_stays_if_the_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    filed, plain = FileStore(), InProcessStore()
-    put(filed, 0, 0, state(2.0))
+    store, plain = FileStore(), InProcessStore()
+    put(store, 0, 0, state(2.0))
     put(plain, 0, 0, state(2.0))
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device", "/x")
 
     monkeypatch.setattr(in_process, "mapped", full)
-    filed._free.clear()
+    store._free.clear()
     with pytest.raises(OSError, match="/x"):
-        put(filed, 0, 1, state(4.0))
-    assert values(filed, 0) == values(plain, 0)
+        put(store, 0, 1, state(4.0))
+    assert values(store, 0) == values(plain, 0)
 
 
 def test_states_do_not_stay_in_memory() -> None:
@@ -137,46 +137,46 @@ def test_states_do_not_stay_in_memory() -> None:
         line = next(x for x in path.read_text().splitlines() if x.startswith("VmRSS"))
         return 1024 * int(line.split()[1])
 
-    filed, n = FileStore(), 2**20
+    store, n = FileStore(), 2**20
     v = torch.ones(n)
-    put(filed, 0, 0, State(v))
+    put(store, 0, 0, State(v))
     before = resident()
     for t in range(1, 4):
         for i in range(30):
-            used = filed.load(i)
-            total = float(filed.unpack(used.latest.state).lam.sum()) if used else 0.0
+            memory = store.load(i)
+            total = float(store.unpack(memory.latest.state).lam.sum()) if memory else 0.0
             assert total in (0.0, n)
-            put(filed, i, t, State(v), before=used and used.latest)
-    assert len(filed.clients()) == 30
+            put(store, i, t, State(v), before=memory and memory.latest)
+    assert len(store.clients()) == 30
     assert resident() - before < 0.1 * 2 * 30 * v.nbytes
-    assert filed.state(7, 3).lam.sum() == n
+    assert store.state(7, 3).lam.sum() == n
 
 
 def test_a_state_that_was_asked_for_stays_as_it_is() -> None:
-    filed = FileStore()
-    put(filed, 0, 0, State(torch.zeros(3)))
-    first = filed.state(0, 0).lam
+    store = FileStore()
+    put(store, 0, 0, State(torch.zeros(3)))
+    first = store.state(0, 0).lam
     for t in range(1, 4):
-        put(filed, 0, t, State(torch.ones(3)))
+        put(store, 0, t, State(torch.ones(3)))
     assert not first.any()
-    assert filed.state(0, 0) is None
+    assert store.state(0, 0) is None
 
 
 def test_large_states_have_pages_of_their_own() -> None:
-    given = State(torch.randn(2**18 + 1), State(torch.randn(3, dtype=torch.float64)))
+    own = State(torch.randn(2**18 + 1), State(torch.randn(3, dtype=torch.float64)))
     paged = PageStore()
-    put(paged, 7, 0, given, attempt=5)
+    put(paged, 7, 0, own, attempt=5)
     first = paged.state(7, 0)
-    assert torch.equal(first.lam, given.lam)
-    assert torch.equal(first.more.lam, given.more.lam)
+    assert torch.equal(first.lam, own.lam)
+    assert torch.equal(first.more.lam, own.more.lam)
     assert first.lam.data_ptr() % mmap.PAGESIZE == 0
-    assert first.lam.data_ptr() != given.lam.data_ptr()
-    put(paged, 7, 1, State(given.lam + 1, given.more), before=version(paged.load(7), 0))
+    assert first.lam.data_ptr() != own.lam.data_ptr()
+    put(paged, 7, 1, State(own.lam + 1, own.more), before=version(paged.load(7), 0))
     assert paged.state(7, 0).lam.data_ptr() == first.lam.data_ptr()  # not copied again
-    assert torch.equal(paged.state(7, 1).lam, given.lam + 1)
+    assert torch.equal(paged.state(7, 1).lam, own.lam + 1)
     paged.remove(7)
     assert paged.clients() == []
-    assert torch.equal(first.lam, given.lam)  # it stays as long as it is used
+    assert torch.equal(first.lam, own.lam)  # it stays as long as it is used
 
 
 def test_small_states_are_stored_by_reference() -> None:
@@ -195,4 +195,4 @@ def test_no_tensor_of_a_large_state_is_kept() -> None:
 
 def tensors_alive() -> int:
     gc.collect()
-    return sum(type(found) is torch.Tensor for found in gc.get_objects())
+    return sum(type(each) is torch.Tensor for each in gc.get_objects())

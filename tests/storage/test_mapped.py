@@ -66,17 +66,17 @@ def test_a_spilled_vector_is_the_same_bits_and_is_spilled_once(
     monkeypatch.setattr(module, "PAST", 0)  # but the newest stays in memory
     spill, vectors = SpillPast(), {t: torch.randn(12_345, dtype=dtype) for t in range(41)}
     server = Past(now=vectors[40], after=vectors)
-    kept = spill(server)  # more than a file takes
+    copy = spill(server)  # more than a file takes
     assert server.after == vectors
-    assert kept.now is kept.after[40] is vectors[40]
-    places = [kept.after[t] for t in range(40)]
+    assert copy.now is copy.after[40] is vectors[40]
+    places = [copy.after[t] for t in range(40)]
     for t, place in enumerate(places):
         assert place is not vectors[t]
         assert place.dtype == dtype
         assert torch.equal(place, vectors[t])
-    assert all(a is b for a, b in zip(spill(kept).after.values(), kept.after.values(), strict=True))
+    assert all(a is b for a, b in zip(spill(copy).after.values(), copy.after.values(), strict=True))
     assert len({place.data_ptr() for place in places}) == 40
-    spill.release(kept)
+    spill.release(copy)
     assert all(torch.equal(place, vectors[t]) for t, place in enumerate(places))
 
 
@@ -97,10 +97,10 @@ def test_vectors_of_other_kinds_have_files_of_their_own(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "PAST", 0)
     spill = SpillPast()
     for v in (torch.ones(5), torch.ones(7), torch.full((7,), 0.1, dtype=torch.float64)):
-        kept = spill(Past(v, {0: v, 1: v})).after
-        assert in_file(kept[0])
-        assert not in_file(kept[1])
-        assert torch.equal(kept[0], v)
+        after = spill(Past(v, {0: v, 1: v})).after
+        assert in_file(after[0])
+        assert not in_file(after[1])
+        assert torch.equal(after[0], v)
 
 
 def test_what_holds_no_past_is_left_alone() -> None:

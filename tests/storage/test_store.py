@@ -1,4 +1,4 @@
-"""What a client remembers, and how it lies in its Context beside whatever else is there."""
+"""What a client remembers, and how it is stored in its Context beside other records."""
 
 import pickle
 from typing import Any, NamedTuple
@@ -69,44 +69,44 @@ def test_a_nested_state_survives(dtype: torch.dtype, later: bool) -> None:
     state = State(x, Inner(vector(dtype, start=2)), Stateless(), x if later else None)
     assert store.ContextStore(own).load(2) is None
     store.ContextStore(own).save(2, Memory(packed(7, state), attempt=3))
-    for kept in (own, through_protobuf(own), pickle.loads(pickle.dumps(own))):
-        saved = store.ContextStore(kept).load(2)
-        assert saved is not None
-        assert (saved.latest.round, saved.before, saved.attempt) == (7, None, 3)
-        found = unpack_state(LIKE, saved.latest.state)
-        assert type(found) is State
-        assert type(found.base) is Inner
-        assert found.none == Stateless()
-        assert torch.equal(found.last, state.last)
-        assert torch.equal(found.base.c_i, state.base.c_i)
-        assert (found.later is None) == (not later)
+    for each in (own, through_protobuf(own), pickle.loads(pickle.dumps(own))):
+        memory = store.ContextStore(each).load(2)
+        assert memory is not None
+        assert (memory.latest.round, memory.before, memory.attempt) == (7, None, 3)
+        copy = unpack_state(LIKE, memory.latest.state)
+        assert type(copy) is State
+        assert type(copy.base) is Inner
+        assert copy.none == Stateless()
+        assert torch.equal(copy.last, state.last)
+        assert torch.equal(copy.base.c_i, state.base.c_i)
+        assert (copy.later is None) == (not later)
 
 
 def test_a_state_without_vectors_is_a_state() -> None:
     own = context()
     store.ContextStore(own).save(2, Memory(packed(0, Stateless())))
-    for kept in (own, through_protobuf(own)):
-        saved = store.ContextStore(kept).load(2)
-        assert saved is not None
-        assert unpack_state(Stateless(), saved.latest.state) == Stateless()
+    for each in (own, through_protobuf(own)):
+        memory = store.ContextStore(each).load(2)
+        assert memory is not None
+        assert unpack_state(Stateless(), memory.latest.state) == Stateless()
 
 
 def test_two_versions_are_kept_and_one_where_there_is_one() -> None:
     own, like = context(), Inner(NOTHING)
     first, second = (packed(t, Inner(vector(start=t))) for t in (0, 4))
     store.ContextStore(own).save(2, Memory(second, first, attempt=1))
-    for kept in (own, through_protobuf(own)):
-        saved = store.ContextStore(kept).load(2)
-        assert saved is not None
-        assert saved.before is not None
-        for found, round in ((saved.latest, 4), (saved.before, 0)):
-            assert found.round == round
-            assert torch.equal(unpack_state(like, found.state).c_i, vector(start=round))
+    for each in (own, through_protobuf(own)):
+        memory = store.ContextStore(each).load(2)
+        assert memory is not None
+        assert memory.before is not None
+        for version, round in ((memory.latest, 4), (memory.before, 0)):
+            assert version.round == round
+            assert torch.equal(unpack_state(like, version.state).c_i, vector(start=round))
     store.ContextStore(own).save(2, Memory(first))
-    saved = store.ContextStore(own).load(2)
-    assert saved is not None
-    assert saved.before is None
-    assert saved.latest.round == 0
+    memory = store.ContextStore(own).load(2)
+    assert memory is not None
+    assert memory.before is None
+    assert memory.latest.round == 0
 
 
 def test_the_version_of_the_last_checkpoint_is_kept_too() -> None:
@@ -114,13 +114,13 @@ def test_the_version_of_the_last_checkpoint_is_kept_too() -> None:
     first, second, third = (packed(t, Inner(vector(start=t))) for t in (0, 4, 9))
     for memory in (Memory(third, second, 1, first), Memory(third, None, 1, first)):
         store.ContextStore(own).save(2, memory)
-        for kept in (own, through_protobuf(own)):
-            saved = store.ContextStore(kept).load(2)
-            assert saved is not None
-            assert (saved.before is None) == (memory.before is None)
-            assert saved.durable is not None
-            assert saved.durable.round == 0
-            assert torch.equal(unpack_state(like, saved.durable.state).c_i, vector(start=0))
+        for each in (own, through_protobuf(own)):
+            copy = store.ContextStore(each).load(2)
+            assert copy is not None
+            assert (copy.before is None) == (memory.before is None)
+            assert copy.durable is not None
+            assert copy.durable.round == 0
+            assert torch.equal(unpack_state(like, copy.durable.state).c_i, vector(start=0))
     store.ContextStore(own).save(2, Memory(second, first))
     assert store.ContextStore(own).load(2) == Memory(second, first)
 
@@ -154,31 +154,31 @@ def instruction(
 
 def request(memory: Memory | None, instruction: TrainInstruction) -> tuple[Any, Memory]:
     """The state that a visit begins with, and the memory after it: states are words here."""
-    begun = packed_before(memory, instruction)
-    return begun, memory_after(memory, instruction, f"after {instruction.round}")
+    start = packed_before(memory, instruction)
+    return start, memory_after(memory, instruction, f"after {instruction.round}")
 
 
 def test_a_visit_begins_with_the_state_that_was_accepted_last() -> None:
-    begun, memory = request(None, instruction(0, -1))
-    assert begun is None
-    begun, memory = request(memory, instruction(2, 0))
-    assert begun == "after 0"
-    begun, memory = request(memory, instruction(3, 0))  # the reply of round 2 was lost
-    assert begun == "after 0"
-    begun, memory = request(memory, instruction(5, 0))  # and that of round 3
-    assert begun == "after 0"
-    begun, memory = request(memory, instruction(6, 5))
-    assert begun == "after 5"
+    start, memory = request(None, instruction(0, -1))
+    assert start is None
+    start, memory = request(memory, instruction(2, 0))
+    assert start == "after 0"
+    start, memory = request(memory, instruction(3, 0))  # the reply of round 2 was lost
+    assert start == "after 0"
+    start, memory = request(memory, instruction(5, 0))  # and that of round 3
+    assert start == "after 0"
+    start, memory = request(memory, instruction(6, 5))
+    assert start == "after 5"
     assert memory == Memory(Version(6, "after 6"), Version(5, "after 5"))
 
 
 def test_a_first_step_that_was_not_accepted_is_a_first_visit_again() -> None:
     _, memory = request(None, instruction(0, -1))
-    begun, memory = request(memory, instruction(1, -1))
-    assert begun is None
+    start, memory = request(memory, instruction(1, -1))
+    assert start is None
     assert memory == Memory(Version(1, "after 1"))
-    begun, _ = request(memory, instruction(2, 1))
-    assert begun == "after 1"
+    start, _ = request(memory, instruction(2, 1))
+    assert start == "after 1"
 
 
 def test_a_message_that_comes_twice_begins_where_it_began() -> None:
@@ -197,8 +197,8 @@ def test_a_message_of_an_earlier_round_changes_nothing() -> None:
 def test_a_server_that_begins_again_goes_back_with_its_clients() -> None:
     _, memory = request(None, instruction(0, -1))
     _, memory = request(memory, instruction(4, 0))
-    begun, memory = request(memory, instruction(2, 0, attempt=1))
-    assert begun == "after 0"
+    start, memory = request(memory, instruction(2, 0, attempt=1))
+    assert start == "after 0"
     assert memory.attempt == 1
 
 
@@ -207,11 +207,11 @@ def test_a_server_that_resumes_from_its_last_checkpoint_finds_the_state_however_
     _, memory = request(memory, instruction(1, 0))
     for round in range(2, 9):  # the checkpoint of round 2 holds that 1 was accepted
         _, memory = request(memory, instruction(round, round - 1, durable=1))
-    kept = Version(8, "after 8"), Version(7, "after 7"), Version(1, "after 1")
-    assert (memory.latest, memory.before, memory.durable) == kept
+    versions = Version(8, "after 8"), Version(7, "after 7"), Version(1, "after 1")
+    assert (memory.latest, memory.before, memory.durable) == versions
     for attempt in (1, 2):
-        begun, memory = request(memory, instruction(2, 1, attempt=attempt, durable=1))
-        assert begun == "after 1"
+        start, memory = request(memory, instruction(2, 1, attempt=attempt, durable=1))
+        assert start == "after 1"
         assert memory.durable is None  # it is the one before
         _, memory = request(memory, instruction(3, 2, attempt=attempt, durable=1))
     _, memory = request(memory, instruction(4, 3, attempt=2, durable=3))  # a later checkpoint

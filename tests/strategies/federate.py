@@ -159,19 +159,19 @@ class Federation:
         replies, traffic, like = [], {"down": 0.0, "up": 0.0}, self.w0.to("meta")
         for i in active:
             down = broadcast(self.method, self.s, i)
-            done = self.train(i, down)
-            self.states[i] = done.state
+            visit = self.train(i, down)
+            self.states[i] = visit.state
             traffic["down"] += size(down) / len(self.w0)
-            traffic["up"] += size(done.up) / len(self.w0)
-            received, examples = self.half.decode(done.up, down, like), (self.examples or {i: 1})[i]
-            steps = int(done.result.steps)
-            replies.append(Reply(i, received.up, steps, examples, received.w_i0))
-        done = server_round(self.method, self.half, self.s, replies, self.normal)
-        self.s = done.state
+            traffic["up"] += size(visit.up) / len(self.w0)
+            decoded, examples = self.half.decode(visit.up, down, like), (self.examples or {i: 1})[i]
+            steps = int(visit.result.steps)
+            replies.append(Reply(i, decoded.up, steps, examples, decoded.w_i0))
+        result = server_round(self.method, self.half, self.s, replies, self.normal)
+        self.s = result.state
         w_bar = self.method.topology.average(self.s.w)
-        if not self.method.topology.is_decentralised and getattr(done.ups, "w", None) is not None:
-            w_bar = done.cohort.mean(done.ups.w)
-        return w_bar, done.metrics | traffic
+        if not self.method.topology.is_decentralised and getattr(result.ups, "w", None) is not None:
+            w_bar = result.cohort.mean(result.ups.w)
+        return w_bar, result.metrics | traffic
 
 
 def federate(
@@ -183,10 +183,10 @@ def federate(
     weights, averages, metrics = [f.s.w], [f.w0], []
     states, server = [[f.states.get(i) for i in clients]], [f.s.server]
     for active in schedule:
-        w_bar, measured = f.take(active)
+        w_bar, row = f.take(active)
         weights.append(f.s.w)
         averages.append(w_bar)
-        metrics.append(measured)
+        metrics.append(row)
         states.append([f.states.get(i) for i in clients])
         server.append(f.s.server)
     headline = method.topology.average(method.output_model(f.s.w, f.s.server))

@@ -38,8 +38,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(REPOSITORY, root, ignore=shutil.ignore_patterns(*WITHOUT), symlinks=True)
     shutil.copy(TOY / "fedtoy.py", root / "fedaccord" / "strategies")
     shutil.copy(TOY / "reference.py", root / "tests" / "reference" / "fedtoy.py")
-    done = run(root, "tools/sync.py")
-    assert "docs/methods/fedtoy.md written" in done.stdout, done.stderr
+    result = run(root, "tools/sync.py")
+    assert "docs/methods/fedtoy.md written" in result.stdout, result.stderr
     return root
 
 
@@ -55,22 +55,22 @@ def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def check(root: Path, *arguments: str) -> str:
     """Run tests of a copy. Raises AssertionError if one of them fails."""
     marks = ("-m", "not flower and not data and not slow", "--ignore", "tests/outside")
-    done = run(root, "-m", "pytest", "-p", "no:cacheprovider", *marks, *arguments)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
-    return done.stdout
+    result = run(root, "-m", "pytest", "-p", "no:cacheprovider", *marks, *arguments)
+    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-1000:]
+    return result.stdout
 
 
 def test_a_method_is_two_files(copy: Path) -> None:
     """Tests of every method have its name."""
     which = "fedtoy or FedToy"
     out = check(copy, "-n", "0", "-vv", "-k", which, *ENUMERATING)
-    for passed in (
+    for test in (
         "test_equals_the_dense_reference[FedToy-0.2-0.8-relaxed-some-minibatch]",
         "test_through_messages_equals_the_dense_reference[FedToy-0.2-0.8]",
         "test_a_method_costs_what_the_table_says[fedtoy]",
         "test_a_client_with_n_examples_counts_for_n_clients[fedtoy]",
     ):
-        assert f"{passed} PASSED" in out
+        assert f"{test} PASSED" in out
 
 
 def test_a_wrong_method_is_found(copy: Path) -> None:
@@ -93,12 +93,12 @@ def test_a_file_with_no_method_or_with_two_is_one_line() -> None:
     class Two(FedAvg):
         pass
 
-    for kinds, found in (([], "none"), ([One, Two], "One, Two"), ([Adaptive], "none")):
+    for kinds, names in (([], "none"), ([One, Two], "One, Two"), ([Adaptive], "none")):
         module = ModuleType("fedaccord.strategies.adaptive")
         for kind in kinds:
             kind.__module__, before = module.__name__, kind.__module__
             setattr(module, kind.__name__, kind)
-        with pytest.raises(TypeError, match=rf"expected one subclass .*, got {found}; if it has"):
+        with pytest.raises(TypeError, match=rf"expected one subclass .*, got {names}; if it has"):
             class_of(module, FederatedStrategy)
         for kind in kinds:
             kind.__module__ = before
@@ -106,7 +106,7 @@ def test_a_file_with_no_method_or_with_two_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("returned", "got"),
+    ("result", "text"),
     [
         (lambda w: w, "a Tensor"),
         (lambda w: (None, w), r"\(NoneType, Tensor\)"),
@@ -115,19 +115,19 @@ def test_a_file_with_no_method_or_with_two_is_one_line() -> None:
 )
 @pytest.mark.parametrize("topology", ["star", "ring"])
 def test_a_server_step_that_is_no_pair_is_one_line(
-    returned: Callable[[Tensor], Any], got: str, topology: str
+    result: Callable[[Tensor], Any], text: str, topology: str
 ) -> None:
     class Half(FedAvg if topology == "star" else DFedAvg):  # type: ignore[misc]
         def aggregate(self, w: Tensor, *_: Any) -> Any:
-            return returned(w)
+            return result(w)
 
-    line = rf"^Half.aggregate: expected \(w, state\), the next model as a tensor .*, got {got}$"
+    line = rf"^Half.aggregate: expected \(w, state\), the next model as a tensor .*, got {text}$"
     with pytest.raises(TypeError, match=line):
         simulate(Half(), dataset="digits", num_clients=4, rounds=1)
 
 
 @pytest.mark.parametrize(
-    ("returned", "got"),
+    ("result", "text"),
     [
         (lambda w: w[..., :3], r".*3,?\) in torch.float32"),
         (lambda w: w.double(), ".* in torch.float64"),
@@ -135,13 +135,13 @@ def test_a_server_step_that_is_no_pair_is_one_line(
 )
 @pytest.mark.parametrize("topology", ["star", "ring"])
 def test_a_next_model_of_another_shape_or_type_is_one_line(
-    returned: Callable[[Tensor], Tensor], got: str, topology: str
+    result: Callable[[Tensor], Tensor], text: str, topology: str
 ) -> None:
     class Half(FedAvg if topology == "star" else DFedAvg):  # type: ignore[misc]
         def aggregate(self, w: Tensor, ups: Any, state: Any, cohort: Cohort) -> Any:
-            return returned(cohort.mean(ups.w)), state
+            return result(cohort.mean(ups.w)), state
 
-    line = rf"^Half.aggregate: expected the next model as w, .* in torch.float32, got {got}$"
+    line = rf"^Half.aggregate: expected the next model as w, .* in torch.float32, got {text}$"
     with pytest.raises(TypeError, match=line):
         simulate(Half(), dataset="digits", num_clients=4, rounds=1)
 
@@ -149,14 +149,14 @@ def test_a_next_model_of_another_shape_or_type_is_one_line(
 @pytest.mark.parametrize("asks", [True, False])
 def test_a_state_has_the_first_model_if_it_asks_for_it(asks: bool) -> None:
     """Else it would begin with w^t, without a word."""
-    seen: list[Any] = []
+    models: list[Any] = []
 
     @dataclass(frozen=True)
     class AsksClient(FedAvgClient):
         needs_w_init = asks
 
         def init(self, w: Tensor, w_init: Tensor, config: Any) -> Any:
-            seen.append(w_init)
+            models.append(w_init)
             return Kept(w)
 
     class Asks(FedAvg):
@@ -164,7 +164,7 @@ def test_a_state_has_the_first_model_if_it_asks_for_it(asks: bool) -> None:
             return AsksClient()
 
     simulate(Asks(), dataset="digits", num_clients=4, rounds=2, participation=[[0, 1], [2, 3]])
-    assert {isinstance(w_init, Tensor) for w_init in seen} == {asks}
+    assert {isinstance(w_init, Tensor) for w_init in models} == {asks}
 
 
 def test_a_server_state_that_is_no_named_tuple_is_one_line() -> None:
@@ -181,14 +181,14 @@ class Kept(NamedTuple):
     m: Tensor
 
 
-@pytest.mark.parametrize("changed", ["w", "an upload", "state"])
-def test_a_server_step_that_changes_its_arguments_is_one_line(changed: str) -> None:
+@pytest.mark.parametrize("argument", ["w", "an upload", "state"])
+def test_a_server_step_that_changes_its_arguments_is_one_line(argument: str) -> None:
     class Half(FedAvg):
         def init(self, w: Tensor) -> Any:
             return Kept(torch.zeros_like(w))
 
         def aggregate(self, w: Tensor, ups: Any, state: Any, cohort: Cohort) -> Any:
-            {"w": w, "an upload": ups.w[0], "state": state.m}[changed].mul_(0.5)
+            {"w": w, "an upload": ups.w[0], "state": state.m}[argument].mul_(0.5)
             return cohort.mean(ups.w), state
 
     line = r"^Half.aggregate: expected unchanged arguments, got .*; return new vectors, as w - x "
@@ -198,18 +198,18 @@ def test_a_server_step_that_changes_its_arguments_is_one_line(changed: str) -> N
 
 @pytest.mark.parametrize("verb", ["init", "upload", "remember"])
 def test_a_client_half_that_returns_another_type_is_one_line(verb: str) -> None:
-    made = {"init": lambda v: {"m": v}, "upload": lambda v: v, "remember": lambda v: None}
+    results = {"init": lambda v: {"m": v}, "upload": lambda v: v, "remember": lambda v: None}
 
     @dataclass(frozen=True)
     class HalfClient(FedAvgClient):
         def init(self, w: Tensor, *_: Any) -> Any:
-            return made["init"](w) if verb == "init" else Kept(w)
+            return results["init"](w) if verb == "init" else Kept(w)
 
         def upload(self, w_K: Tensor, *_: Any) -> Any:
-            return made["upload"](w_K) if verb == "upload" else Model(w_K)
+            return results["upload"](w_K) if verb == "upload" else Model(w_K)
 
         def remember(self, read: Any, down: Any, state: Any, result: Any) -> Any:
-            return made["remember"](read) if verb == "remember" else state
+            return results["remember"](read) if verb == "remember" else state
 
     class Half(FedAvg):
         def rule(self) -> LocalRule:

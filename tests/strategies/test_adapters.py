@@ -31,9 +31,9 @@ def adapter(freeze_A: bool = False) -> LoRA:
     return LoRA(nn.Linear(WIDTH, OUT).double(), RANK, freeze_A)
 
 
-def merged(found: dict[str, Tensor], like: LoRA) -> Tensor:
+def merged(tensors: dict[str, Tensor], like: LoRA) -> Tensor:
     """B A."""
-    return found["B"] @ found.get("A", like.A.detach())
+    return tensors["B"] @ tensors.get("A", like.A.detach())
 
 
 @pytest.mark.parametrize(("freeze_A", "names"), [(True, ""), (False, "A"), (False, "")])
@@ -62,12 +62,12 @@ def test_the_mean_of_adapters_is_that_of_products_if_A_is_frozen(
 def test_messages_and_client_states_are_of_the_adapters_size(freeze_A: bool) -> None:
     size = OUT * RANK + (0 if freeze_A else RANK * WIDTH)
     settings = {**SETTINGS, "rounds": 2, "optimizer_state": "keep", "participation": 1.0}
-    found = simulate("scaffold", clients=CLIENTS, model=adapter(freeze_A), **settings)
-    assert sum(tensor.numel() for tensor in found.model.values()) == size
-    vectors = [v for state in found.clients for _, v in leaves(state) if v is not None]
+    history = simulate("scaffold", clients=CLIENTS, model=adapter(freeze_A), **settings)
+    assert sum(tensor.numel() for tensor in history.model.values()) == size
+    vectors = [v for state in history.clients for _, v in leaves(state) if v is not None]
     # of each client a control variate, AdamW's two moments and the number of its steps
     assert sum(v.numel() for v in vectors) == len(CLIENTS) * (3 * size + 1)
     # w and a control variate each way, in float64
     for key in ("up-bytes", "down-bytes"):
-        assert found.metrics[key].dropna().tolist() == [len(CLIENTS) * 2 * size * 8] * 2
+        assert history.metrics[key].dropna().tolist() == [len(CLIENTS) * 2 * size * 8] * 2
     assert {v.dtype for v in vectors if v.numel() > 1} == {torch.float64}

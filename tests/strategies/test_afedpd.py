@@ -79,29 +79,29 @@ def test_a_run_has_its_oldest_vectors_in_files_of_the_same_bits(
             on_round=lambda round: states.append(round.state),
         )
 
-    seen: list[Vector] = []
+    vectors: list[Vector] = []
     plain = history()
     assert not any(in_file(v) for s in states for v in s.server.lam_bar_after.values())
     last = states[-1].server.lam_bar_after
 
     def spy(v: Vector) -> Vector:
-        seen.append(v)
+        vectors.append(v)
         return length(v)
 
     monkeypatch.setattr(mapped, "PAST", 2 * 8 * LEAST_SQUARES.dim)
     monkeypatch.setattr(round_module, "length", spy)
-    filed = history()
-    found = states[-1].server.lam_bar_after
-    assert sorted(found) == [2, 3, 4, 5]
-    assert {t for t, v in found.items() if in_file(v)} == {2, 3}
-    assert all(torch.equal(v, last[t]) for t, v in found.items())
-    assert torch.equal(plain.weights, filed.weights)
-    assert len(seen) >= 2 * len(schedule)  # w and lam_bar of every round
-    assert not any(map(in_file, seen))
+    other = history()
+    after = states[-1].server.lam_bar_after
+    assert sorted(after) == [2, 3, 4, 5]
+    assert {t for t, v in after.items() if in_file(v)} == {2, 3}
+    assert all(torch.equal(v, last[t]) for t, v in after.items())
+    assert torch.equal(plain.weights, other.weights)
+    assert len(vectors) >= 2 * len(schedule)  # w and lam_bar of every round
+    assert not any(map(in_file, vectors))
 
 
 def test_memory_is_bounded_over_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A vector for each of 60 rounds, all of which are sent to clients that come back."""
+    """A vector for each of 60 rounds, all of which are sent to clients that return."""
     status = Path("/proc/self/status")
     if not status.exists():
         pytest.skip("no /proc here")
@@ -112,17 +112,17 @@ def test_memory_is_bounded_over_many_rounds(monkeypatch: pytest.MonkeyPatch) -> 
         line = next(x for x in status.read_text().splitlines() if x.startswith("VmRSS"))
         return 1024 * int(line.split()[1])
 
-    half, s, begun = strategy.client_half(), first_state(strategy, w, 1000), 0
+    half, s, start = strategy.client_half(), first_state(strategy, w, 1000), 0
     for t in range(60):
         s = server_round(strategy, half, s, [Reply(t, Model(s.w + 1), 1, 1)]).state
         s = s._replace(server=spill(s.server))
-        begun = resident() if t == 9 else begun
+        start = resident() if t == 9 else start
     for t in range(60):
         down = broadcast(strategy, s, t)
         spill.release(s.server)
         assert (down.missed is None) == (t == 59)
     assert sorted(s.server.lam_bar_after) == [*range(60)]
-    assert resident() - begun < 0.5 * 50 * w.nbytes  # all of it without files
+    assert resident() - start < 0.5 * 50 * w.nbytes  # all of it without files
 
 
 def test_what_was_missed_is_sent_only_where_something_was() -> None:

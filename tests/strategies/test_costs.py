@@ -97,7 +97,7 @@ def test_a_method_costs_what_the_table_says(name: str) -> None:
 
 @pytest.mark.parametrize("label", VARIANTS)
 def test_a_run_costs_what_the_method_says(label: str) -> None:
-    """Vectors, passes and memory of clients that come back after they missed a round."""
+    """Vectors, passes and memory of clients that return after they missed a round."""
     name, own = VARIANTS[label]
     method = make(name, **own)
     cost, everyone = method.cost, method.all_clients or method.topology.is_decentralised
@@ -127,13 +127,13 @@ def test_a_run_costs_what_the_method_says(label: str) -> None:
     states = [state for state in history.clients if state is not None]
     assert {traffic(state) // size for state in states} == {cost.client}  # and a number of steps
     past = getattr(state.server, "lam_bar_after", {})  # A-FedPD: lam_bar after past rounds
-    kept = {
+    vectors = {
         v.data_ptr(): v
         for key, v in (*leaves(state.server), *leaves(state.moments))
         if not key.startswith("lam_bar_after.")
     }
-    assert 1 + len(kept) == cost.server
-    assert all(v.shape == state.w.shape for v in kept.values())
+    assert 1 + len(vectors) == cost.server
+    assert all(v.shape == state.w.shape for v in vectors.values())
     assert sorted(past) == ([1, 2] if past else [])  # rounds in which some client was last seen
 
 

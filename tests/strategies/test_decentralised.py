@@ -87,13 +87,13 @@ def failures(rounds: int = T) -> list[list[int]]:
 
 def make(name: str, plugins: str, graph: str, **more: Any) -> FederatedStrategy:
     kind, _, own, theirs = METHODS[name]
-    chosen: list[Any] = [Gossip(topology=graph, peers=2, steps=2)]
+    own_plugins: list[Any] = [Gossip(topology=graph, peers=2, steps=2)]
     if "relaxed" in plugins:
-        chosen.append(S.RelaxedInit(beta=BETA))
+        own_plugins.append(S.RelaxedInit(beta=BETA))
     if "sam" in plugins:
-        chosen.append(S.SAM(rho=RADIUS))
+        own_plugins.append(S.SAM(rho=RADIUS))
     common = {"precision": "float64", "local_steps": theirs.get("local_steps", K), "batch_size": 0}
-    return kind(plugins=tuple(chosen), **(common | SETTINGS | own | more))
+    return kind(plugins=tuple(own_plugins), **(common | SETTINGS | own | more))
 
 
 def expected_of(name: str, plugins: str, graph: str, rounds: int, **more: Any) -> GossipHistory:
@@ -137,8 +137,8 @@ def test_equals_the_dense_reference(
 
 
 def present(failed: list[list[int]] | None, rounds: int) -> list[list[int]]:
-    gone = failed or [[]] * rounds
-    return [[i for i in range(M) if i not in gone[t]] for t in range(rounds)]
+    absent = failed or [[]] * rounds
+    return [[i for i in range(M) if i not in absent[t]] for t in range(rounds)]
 
 
 def test_the_rows_hold_every_pair() -> None:

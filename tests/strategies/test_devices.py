@@ -1,4 +1,4 @@
-"""On a GPU a client's local round never waits for it, and nothing of a round lies elsewhere.
+"""On a GPU a client's local round never waits for it, and nothing of a round is stored elsewhere.
 
 PyTorch's fake tensors know their device and no values: what would read one, and what mixes devices,
 raises.
@@ -67,14 +67,14 @@ def test_a_round_stays_on_the_gpu_and_does_not_wait(name: str) -> None:
         for _ in range(2):
             up, state, result = client_round(half, down, state, config, solve)
         assert on_the_gpu(up, state, result.w_K, result.loss)
-        received = half.decode(up, down, w)
-        replies.append(Reply(i, received.up, 2, 5, received.w_i0))
+        decoded = half.decode(up, down, w)
+        replies.append(Reply(i, decoded.up, 2, 5, decoded.w_i0))
     if not method.topology.is_decentralised and name not in ON_THE_HOST:
         accepted = torch.tensor([-1] * clients)
         s = RoundState(0, nodes, w, server, accepted, moments=first_moments(method))
-        done = server_round(method, half, s, replies)
-        assert on_the_gpu(done.state.w, done.state.server)
-        assert on_the_gpu(done.state.to(torch.device("cuda", 0)).w)
+        step = server_round(method, half, s, replies)
+        assert on_the_gpu(step.state.w, step.state.server)
+        assert on_the_gpu(step.state.to(torch.device("cuda", 0)).w)
 
 
 def on_the_gpu(*values: object) -> bool:

@@ -116,8 +116,8 @@ def test_nodes_begin_with_different_masks() -> None:
     masks = first_masks()
     assert len(masks.unique(dim=0)) == M
     ones = layer_sizes(LAYERS, 0.5)
-    for layer, wanted in zip(masks.split([8, 4], dim=1), ones, strict=True):
-        assert layer.sum(1).tolist() == [wanted] * M
+    for layer, number in zip(masks.split([8, 4], dim=1), ones, strict=True):
+        assert layer.sum(1).tolist() == [number] * M
     assert torch.equal(masks, first_masks())
     assert not torch.equal(masks, first_masks(seed=1))
 
@@ -157,10 +157,10 @@ def test_a_mask_moves_within_its_layer() -> None:
     g = torch.tensor([0.0, 9, 0, 1, 7, 2, 0, 0])
     shapes, density = [(2, 3), (2,)], 7 / 8
     assert layer_sizes(shapes, density) == [5, 2]
-    moved = next_mask(mask, w, shapes, density, 0.4, g)
+    new = next_mask(mask, w, shapes, density, 0.4, g)
     # n = ceil(0.4 * 5) = 2: -1 and 2 leave, then the largest of 9, 0, 2 come; the other layer is
-    # dense, so what leaves comes back
-    assert moved.tolist() == [1, 1, 0, 1, 1, 1, 1, 1]
+    # dense, so what leaves returns
+    assert new.tolist() == [1, 1, 0, 1, 1, 1, 1, 1]
     assert mask.tolist() == [1, 1, 1, 1, 1, 0, 1, 1]
 
 

@@ -30,9 +30,9 @@ def test_help_tells_every_argument_of_it(name: str) -> None:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_methods_own_arguments_come_first(name: str) -> None:
     text = inspect.getdoc(BUILT_IN[name]) or ""
-    shared = text.index("fraction_train = ")
-    assert all(text.index(f"  {f.name} = ") < shared for f in own_options(BUILT_IN[name]))
-    assert text.index("plugins = ()") > shared
+    place = text.index("fraction_train = ")
+    assert all(text.index(f"  {f.name} = ") < place for f in own_options(BUILT_IN[name]))
+    assert text.index("plugins = ()") > place
     assert "SAM(rho=0.1)" in text
 
 
@@ -45,11 +45,11 @@ def test_the_class_to_derive_from_keeps_its_own_words() -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_repr_has_no_addresses(name: str) -> None:
     kind = KINDS[name]
-    made = kind(fraction_train=1.0) if name in BUILT_IN else kind()
-    assert repr(made).startswith(f"{kind.__name__}(")
-    assert " at 0x" not in repr(made)
-    if isinstance(made, FederatedStrategy):
-        assert " at 0x" not in f"{made.topology} {made.client_half()}"
+    instance = kind(fraction_train=1.0) if name in BUILT_IN else kind()
+    assert repr(instance).startswith(f"{kind.__name__}(")
+    assert " at 0x" not in repr(instance)
+    if isinstance(instance, FederatedStrategy):
+        assert " at 0x" not in f"{instance.topology} {instance.client_half()}"
 
 
 def test_a_repr_tells_the_settings() -> None:

@@ -23,12 +23,12 @@ def test_a_small_density_leaves_nothing() -> None:
 @pytest.mark.parametrize("regrow", ["gradient", "random"])
 @pytest.mark.parametrize("density", [1e-6, 0.2])
 def test_a_federation_with_empty_masks_runs(density: float, regrow: str) -> None:
-    """Nobody trains a coordinate outside all masks: it is zero, not 0 / 0."""
+    """No client trains a coordinate outside all masks: it is zero, not 0 / 0."""
     assert 0 in layer_sizes(SHAPES, density)
     torch.manual_seed(0)
     clients = [(torch.randn(6, 3), torch.randn(6, 2)) for _ in range(4)]
     strategy = DisPFL(density=density, regrow=regrow, local_steps=2, batch_size=0, lr=0.1)
-    found = simulate(
+    history = simulate(
         strategy,
         clients=clients,
         test=clients[0],
@@ -37,11 +37,11 @@ def test_a_federation_with_empty_masks_runs(density: float, regrow: str) -> None
         rounds=3,
         record="weights",
     )
-    assert found.weights.isfinite().all()
-    assert found.metrics["replies"].tolist()[1:] == [4, 4, 4]
-    assert all(math.isfinite(loss) for loss in found.metrics["test-loss"])
-    for state in found.clients:
+    assert history.weights.isfinite().all()
+    assert history.metrics["replies"].tolist()[1:] == [4, 4, 4]
+    assert all(math.isfinite(loss) for loss in history.metrics["test-loss"])
+    for state in history.clients:
         assert state.mask.count_nonzero() == sum(layer_sizes(SHAPES, density))
         assert torch.equal(state.w.isfinite(), torch.ones(8, dtype=torch.bool))
     if density == 1e-6:
-        assert found.weights[1:].count_nonzero() == 0
+        assert history.weights[1:].count_nonzero() == 0

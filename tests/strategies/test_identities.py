@@ -162,13 +162,13 @@ def test_the_training_loss_is_that_before_a_step(name: str) -> None:
     f = Federation(method, LEAST_SQUARES, W0, 2, local_steps=1)
     f.take(range(C))
     for i in range(C):
-        done = f.train(i, broadcast(method, f.s, i))
-        w = done.result.w_i0
+        visit = f.train(i, broadcast(method, f.s, i))
+        w = visit.result.w_i0
         if hasattr(f.states[i], "w_old"):
             old = f.states[i].w_old
             w = w + method.radius * (old - w) / (old - w).norm()  # type: ignore[attr-defined]
         loss = 0.5 * (f.A[i] @ w - f.b[i]).square().sum()
-        close(done.result.loss, loss)
+        close(visit.result.loss, loss)
 
 
 # --- the primal-dual family -----------------------------------------------------------------------
@@ -314,14 +314,14 @@ LINEAR = [kind for kind in S.METHODS.values() if kind.linear and not issubclass(
 @pytest.mark.parametrize("kind", LINEAR)
 def test_many_steps_on_a_connected_graph_are_a_server(kind: type[FederatedStrategy]) -> None:
     """For every method that takes gossip, memory of the server included."""
-    served = run(kind, EVERYONE, **SETTING)
+    star = run(kind, EVERYONE, **SETTING)
     mixed = run(kind, EVERYONE, **SETTING, plugins=(Gossip(topology="grid", steps=2000),))
-    close(mixed.weights, served.weights[:, None].expand(-1, C, -1))
-    for name in served.clients[0]._fields:
-        if isinstance(getattr(served.clients[0], name), torch.Tensor):
-            close(client_vectors(mixed.clients, name), client_vectors(served.clients, name))
-    for name in getattr(served.server[-1], "_fields", ()):
-        close(getattr(mixed.server[-1], name)[0], getattr(served.server[-1], name))
+    close(mixed.weights, star.weights[:, None].expand(-1, C, -1))
+    for name in star.clients[0]._fields:
+        if isinstance(getattr(star.clients[0], name), torch.Tensor):
+            close(client_vectors(mixed.clients, name), client_vectors(star.clients, name))
+    for name in getattr(star.server[-1], "_fields", ()):
+        close(getattr(mixed.server[-1], name)[0], getattr(star.server[-1], name))
 
 
 @pytest.mark.parametrize(

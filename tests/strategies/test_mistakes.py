@@ -98,7 +98,7 @@ def test_the_training_loss_is_the_mean_over_samples_at_the_model_received(algo: 
 def test_a_cohort_is_the_nearest_number_of_clients(
     fraction: float, num_clients: int, size: int
 ) -> None:
-    """Also where the product lies a rounding error below it: 0.29 * 100 is 28.999999999999996."""
+    """Also where the product is a rounding error below it: 0.29 * 100 is 28.999999999999996."""
     assert cohort_size(fraction, num_clients) == size
 
 
@@ -112,10 +112,10 @@ def test_a_state_inside_two_others_is_found_again() -> None:
     vectors = dict(leaves(state))
     assert list(vectors) == ["last", "base.last", "base.base.c_i"]
     nothing = torch.empty(0)
-    found = fill(RelaxedState(nothing, RelaxedState(nothing, ClientState(nothing))), vectors)
-    assert found.last is one
-    assert found.base.last is two
-    assert found.base.base.c_i is three
+    copy = fill(RelaxedState(nothing, RelaxedState(nothing, ClientState(nothing))), vectors)
+    assert copy.last is one
+    assert copy.base.last is two
+    assert copy.base.base.c_i is three
 
 
 # --- what a method does not say -------------------------------------------------------------------

@@ -46,7 +46,7 @@ POLICIES = ("freeze", "mean", "local")
 class Roles(nn.Module):
     """Two least squares side by side, of w and of a head; statistics of the inputs."""
 
-    used: ClassVar[Any] = None  # the last one that was called: runs train copies
+    last: ClassVar[Any] = None  # the last one that was called: runs train copies
 
     def __init__(self, scale: float = 1.0, statistics: bool = True) -> None:
         super().__init__()
@@ -55,13 +55,13 @@ class Roles(nn.Module):
         self.scale = nn.Parameter(frozen, requires_grad=False)
         self.statistics = statistics
         if statistics:
-            self.register_buffer("seen", torch.zeros(D, dtype=torch.float64))
+            self.register_buffer("mean", torch.zeros(D, dtype=torch.float64))
             self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        Roles.used = self
+        Roles.last = self
         if self.training and self.statistics:
-            self.seen += 0.1 * (x.mean(0) - self.seen)
+            self.mean += 0.1 * (x.mean(0) - self.mean)
             self.batches += 1
         return torch.cat([self.body(x * self.scale), self.head(x)], 1)
 
@@ -105,22 +105,22 @@ def test_the_method_on_w_is_the_method_alone(name: str, buffers: str) -> None:
     if buffers == "mean" and small(name).topology.is_decentralised:
         pytest.skip("no server averages buffers")
     bare = alone(name)
-    found = run(name, Roles(), buffers=buffers, local_parameters="head.*")
-    np.testing.assert_allclose(found.weights, bare.weights, rtol=0, atol=1e-12)
-    assert torch.equal(Roles.used.scale, Roles().scale)
+    history = run(name, Roles(), buffers=buffers, local_parameters="head.*")
+    np.testing.assert_allclose(history.weights, bare.weights, rtol=0, atol=1e-12)
+    assert torch.equal(Roles.last.scale, Roles().scale)
     # what is sent and stored: w's share as before, D + 1 numbers of buffers where they are averaged
     size = np.array([len(cohort) for cohort in cohorts_of(small(name))]) * 8
     extra = size * (D + 1) * (buffers == "mean")
     for key in ("up-bytes", "down-bytes"):
-        difference = (found.metrics[key] - bare.metrics[key]).dropna()
+        difference = (history.metrics[key] - bare.metrics[key]).dropna()
         assert difference.tolist() == extra.tolist()
-    for state, own in zip(bare.clients, found.clients, strict=True):
+    for state, own in zip(bare.clients, history.clients, strict=True):
         if own is None:
             continue
         assert isinstance(own, WithLocal)
         assert len(own.local) == D + (D + 1) * (buffers == "local")
-        kept = {name: v.shape for name, v in leaves(own.base)}
-        assert kept == {name: v.shape for name, v in leaves(state)}
+        shapes = {name: v.shape for name, v in leaves(own.base)}
+        assert shapes == {name: v.shape for name, v in leaves(state)}
 
 
 @pytest.mark.parametrize(
@@ -130,12 +130,12 @@ def test_what_is_frozen_keeps_its_bits(name: str, more: dict[str, Any]) -> None:
     method = small(name, buffers="freeze", **more)
     if not (method.all_clients or method.topology.is_decentralised):
         method = replace(method, fraction_train=0.5)
-    found = simulate(method, clients=PROBLEM.clients(), model=Roles(), loss=both, rounds=6)
-    before, after = Roles().state_dict(), Roles.used.state_dict()
-    for tensor in ("scale", "seen", "batches"):
+    history = simulate(method, clients=PROBLEM.clients(), model=Roles(), loss=both, rounds=6)
+    before, after = Roles().state_dict(), Roles.last.state_dict()
+    for tensor in ("scale", "mean", "batches"):
         assert torch.equal(after[tensor], before[tensor])
-    assert {*found.model} == {"body.weight", "head.weight"}
-    assert not torch.equal(found.model["body.weight"], before["body.weight"])
+    assert {*history.model} == {"body.weight", "head.weight"}
+    assert not torch.equal(history.model["body.weight"], before["body.weight"])
 
 
 @pytest.mark.parametrize(("buffers", "lines"), [("freeze", 0), ("mean", 1)])
@@ -151,12 +151,12 @@ def test_clients_in_one_call(
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     one, together = (run(name, Roles(), buffers=buffers, vectorize=how) for how in ("off", "on"))
     np.testing.assert_allclose(together.weights, one.weights, rtol=0, atol=1e-12)
-    said = [line for line in caplog.messages if "expected a model without local" in line]
-    assert len(said) == lines
+    messages = [line for line in caplog.messages if "expected a model without local" in line]
+    assert len(messages) == lines
 
 
 def test_a_head_that_stays_descends_at_its_client_alone() -> None:
-    found = run("fedavg", Roles(), buffers="freeze", local_parameters="head.*")
+    history = run("fedavg", Roles(), buffers="freeze", local_parameters="head.*")
     for i in range(C):
         h = HEAD.copy()
         for t, cohort in enumerate(SOME):
@@ -164,7 +164,7 @@ def test_a_head_that_stays_descends_at_its_client_alone() -> None:
                 g = PROBLEM.grad(i, h)
                 g *= min(1.0, STEPS["clip_norm"] / np.linalg.norm(g))
                 h -= STEPS["lr"] * STEPS["lr_decay"] ** t * (g + STEPS["weight_decay"] * h)
-        np.testing.assert_allclose(found.clients[i].local, h, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(history.clients[i].local, h, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -172,21 +172,21 @@ def test_a_head_that_stays_descends_at_its_client_alone() -> None:
 )
 def test_buffers_are_averaged_over_the_cohort(name: str) -> None:
     """A step counts once, however many passes it has."""
-    found = run(name, Roles(), buffers="mean")
-    means, keep, seen = [A.mean(0) for A in PROBLEM.A], 0.9**K, np.zeros(D)
+    history = run(name, Roles(), buffers="mean")
+    means, keep, mean = [A.mean(0) for A in PROBLEM.A], 0.9**K, np.zeros(D)
     for cohort in SOME:
-        seen = np.mean([keep * seen + (1 - keep) * means[i] for i in cohort], axis=0)
-    np.testing.assert_allclose(found.state.buffers, [*seen, T * K], rtol=0, atol=1e-12)
+        mean = np.mean([keep * mean + (1 - keep) * means[i] for i in cohort], axis=0)
+    np.testing.assert_allclose(history.state.buffers, [*mean, T * K], rtol=0, atol=1e-12)
 
 
 def test_buffers_are_averaged_with_the_weights_of_the_cohort() -> None:
     clients = [(x[: i + 2], y[: i + 2]) for i, (x, y) in enumerate(PROBLEM.clients())]
-    found = run("fedavg", Roles(), buffers="mean", weighting="examples", clients=clients)
-    means, keep, seen = [x.numpy().mean(0) for x, _ in clients], 0.9**K, np.zeros(D)
+    history = run("fedavg", Roles(), buffers="mean", weighting="examples", clients=clients)
+    means, keep, mean = [x.numpy().mean(0) for x, _ in clients], 0.9**K, np.zeros(D)
     for cohort in SOME:
-        ends = [keep * seen + (1 - keep) * means[i] for i in cohort]
-        seen = np.average(ends, 0, [len(clients[i][0]) for i in cohort])
-    np.testing.assert_allclose(found.state.buffers, [*seen, T * K], rtol=0, atol=1e-12)
+        ends = [keep * mean + (1 - keep) * means[i] for i in cohort]
+        mean = np.average(ends, 0, [len(clients[i][0]) for i in cohort])
+    np.testing.assert_allclose(history.state.buffers, [*mean, T * K], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -217,14 +217,14 @@ def test_a_lost_reply_takes_back_what_stayed_at_the_client(name: str, buffers: s
         more: dict[str, Any] = {"buffers": buffers, "local_parameters": "head.*"}
         return run(name, Roles(), faults=faults, **more)
 
-    found, absent = lose("lost-reply"), lose("lost-message")
-    assert torch.equal(found.weights, absent.weights)
-    for one, other in zip(found.clients, absent.clients, strict=True):
+    history, absent = lose("lost-reply"), lose("lost-message")
+    assert torch.equal(history.weights, absent.weights)
+    for one, other in zip(history.clients, absent.clients, strict=True):
         assert (one is None) == (other is None)
         pairs = zip(leaves(one), leaves(other), strict=True)
         assert all(torch.equal(a, b) for (_, a), (_, b) in pairs)
     if buffers == "mean":
-        assert torch.equal(found.state.buffers, absent.state.buffers)
+        assert torch.equal(history.state.buffers, absent.state.buffers)
 
 
 def app_of(models: Any) -> ClientApp:
@@ -253,11 +253,11 @@ def over_messages(method: FederatedStrategy, models: Any, model: nn.Module) -> R
 @pytest.mark.parametrize("buffers", POLICIES)
 def test_over_messages_it_is_the_same_to_the_bit(name: str, buffers: str) -> None:
     more = {"buffers": buffers, "local_parameters": "head.*"}
-    found = over_messages(small(name, **more), lambda i: Roles(), Roles())
-    here = run(name, Roles(), **more)
-    assert torch.equal(found.state.w, here.state.w)
+    history = over_messages(small(name, **more), lambda i: Roles(), Roles())
+    expected = run(name, Roles(), **more)
+    assert torch.equal(history.state.w, expected.state.w)
     if buffers == "mean":
-        assert torch.equal(found.state.buffers, here.state.buffers)
+        assert torch.equal(history.state.buffers, expected.state.buffers)
 
 
 class Wider(Roles):
@@ -280,13 +280,13 @@ class Thawed(Roles):
 
 def test_what_is_frozen_by_its_name_is_as_what_the_model_freezes() -> None:
     more = {"buffers": "mean", "local_parameters": "head.*"}
-    here = run("scaffold", Roles(), **more)
+    expected = run("scaffold", Roles(), **more)
     assert torch.equal(
-        run("scaffold", Thawed(), **more, frozen_parameters="sc*").weights, here.weights
+        run("scaffold", Thawed(), **more, frozen_parameters="sc*").weights, expected.weights
     )
     method = small("scaffold", **more, frozen_parameters="sc*")
-    found = over_messages(method, lambda i: Thawed(), Thawed())
-    assert torch.equal(found.state.w, here.state.w)
+    history = over_messages(method, lambda i: Thawed(), Thawed())
+    assert torch.equal(history.state.w, expected.state.w)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_what_is_frozen_by_its_name_is_as_what_the_model_freezes() -> None:
         (Wider, "expected shared tensor 'body.weight' of shape (1, 5), got (2, 5)"),
         (Other, "expected no shared tensor 'more.weight', got one"),
         (Thawed, "expected no shared tensor 'scale', got one"),
-        (lambda: Roles(statistics=False), "expected a buffers tensor 'seen', got none"),
+        (lambda: Roles(statistics=False), "expected a buffers tensor 'mean', got none"),
     ],
 )
 def test_another_model_is_refused_before_round_1(

@@ -68,9 +68,9 @@ def test_fedexp_returns_the_mean_of_the_last_two_models() -> None:
 
 
 def test_fedexp_goes_further_where_updates_disagree_and_no_less_far_than_fedavg() -> None:
-    found = rates(EVERYONE, LEAST_SQUARES, epsilon=1e-3)
-    assert found.min() >= 1
-    assert found.max() > 1.5
+    values = rates(EVERYONE, LEAST_SQUARES, epsilon=1e-3)
+    assert values.min() >= 1
+    assert values.max() > 1.5
     history, fedavg = (run(kind, EVERYONE) for kind in (S.FedExP, S.FedAvg))
     assert differ(history, fedavg)
 
@@ -164,7 +164,7 @@ def test_scaffnew_with_a_round_a_step_is_gradient_descent() -> None:
 
 
 def test_scaffnews_steps_are_geometric_and_one_draw_for_all_clients() -> None:
-    """Mean 1 / p, share p of single steps; the seed and the round decide, and the server tells."""
+    """Mean 1 / p, share p of single steps; the seed and the round decide, the server sends K."""
     method = S.Scaffnew(p=0.25, seed=3, fraction_train=1.0)
     draws = np.array([method.steps_of_round(t) for t in range(4000)])
     assert draws.min() == 1
@@ -243,8 +243,8 @@ def test_diloco_equals_the_dense_reference(inner: str, state: str) -> None:
     own: dict[str, Any] = {"mu": 0.6, "server_lr": 0.5, "inner": inner}
     common = {"lr": 0.05, "local_steps": LOCAL["local_steps"], **SETTING}
     expected = diloco.run(LEAST_SQUARES, W0, SOME, state=state, **own, **common)
-    found = run(S.DiLoCo, SOME, optimizer_state=state, **own, **SETTING)
-    close(found.weights, expected.weights)
+    history = run(S.DiLoCo, SOME, optimizer_state=state, **own, **SETTING)
+    close(history.weights, expected.weights)
 
 
 # --- Ditto ----------------------------------------------------------------------------------------
@@ -304,8 +304,8 @@ def test_fedpac_without_correction_is_fedavg_with_averaged_moments(
 
 @schedules
 def test_fedpac_with_sgd_is_fedcm(schedule: list[list[int]]) -> None:
-    found = run(S.FedPAC, schedule, inner="sgd", beta=0.7, **SETTING)
-    close(found.weights, run(S.FedCM, schedule, alpha=0.3, decay="inside", **SETTING).weights)
+    history = run(S.FedPAC, schedule, inner="sgd", beta=0.7, **SETTING)
+    close(history.weights, run(S.FedCM, schedule, alpha=0.3, decay="inside", **SETTING).weights)
 
 
 def test_fedpac_that_follows_the_mean_direction_alone_stays() -> None:
@@ -314,9 +314,9 @@ def test_fedpac_that_follows_the_mean_direction_alone_stays() -> None:
 
 
 def test_fedmuon_is_fedpac_with_muon() -> None:
-    found = run_on_a_matrix(S.FedMuon, SOME)
-    assert torch.equal(found.weights, run_on_a_matrix(S.FedPAC, SOME, inner="muon").weights)
-    assert differ(found, run_on_a_matrix(S.FedPAC, SOME))
+    history = run_on_a_matrix(S.FedMuon, SOME)
+    assert torch.equal(history.weights, run_on_a_matrix(S.FedPAC, SOME, inner="muon").weights)
+    assert differ(history, run_on_a_matrix(S.FedPAC, SOME))
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this PyTorch has no Muon")
@@ -333,9 +333,9 @@ def test_fedmuon_of_a_matrix_equals_the_dense_reference(schedule: list[list[int]
 @pytest.mark.parametrize("algo", ["diloco", "fedpac"])
 def test_the_options_of_an_optimizer_of_its_own_are_read(algo: str) -> None:
     keys = {"algo": algo, f"{algo}.inner": "muon", "muon.mu": 0.8, "optimizer": "momentum"}
-    made = RunConfig.make(keys | {"momentum.mu": 0.5})
-    assert made.strategy.own_optimizer() == Muon(mu=0.8)
-    lines = {line.partition("=")[0] for line in made.unread()}
+    config = RunConfig.make(keys | {"momentum.mu": 0.5})
+    assert config.strategy.own_optimizer() == Muon(mu=0.8)
+    lines = {line.partition("=")[0] for line in config.unread()}
     assert lines == {"optimizer", "momentum.mu"}
     assert RunConfig.make({"algo": algo, "optimizer-state": "average"}).strategy.own_state() == (
         "average"

@@ -151,15 +151,15 @@ def test_every_method_is_compared_with_a_reference(name: str) -> None:
     kind = S.METHODS[name]
     if issubclass(kind, S.DFedAvg):
         return  # test_decentralised.py
-    known = ELSEWHERE | {case.kind for case in (*CASES, *WITH_SAM)}
-    assert kind in known, f"declare CASES in tests/reference/{name.replace('-', '_')}.py"
+    kinds = ELSEWHERE | {case.kind for case in (*CASES, *WITH_SAM)}
+    assert kind in kinds, f"declare CASES in tests/reference/{name.replace('-', '_')}.py"
 
 
 def test_the_schedule_has_first_visits_absences_and_returns() -> None:
     rounds = {i: [t for t in range(T) if i in SOME[t]] for i in range(C)}
     first = [requests[0] for requests in rounds.values()]
     gaps = [b - a for requests in rounds.values() for a, b in pairwise(requests)]
-    assert len(set(first)) >= 3  # rounds in which somebody comes for the first time
+    assert len(set(first)) >= 3  # rounds in which a client comes for the first time
     assert {1, 2} < set(gaps)  # comes at once again, after one round, after more
 
 
@@ -268,7 +268,7 @@ def test_the_relaxed_start_may_be_the_anchor(case: Case) -> None:
 @pytest.mark.parametrize("variant", ["authors", "paper"])
 def test_fedspeed_around_the_relaxed_start(variant: str, mix: float) -> None:
     """authors with mix=1 is FedDyn with SAM; without the ascent paper is FedADMM, active."""
-    moved = RelaxedInit(beta=BETA, center="start")
+    start = RelaxedInit(beta=BETA, center="start")
     radius = RADIUS if variant == "authors" and mix == 1 else 0.0
     reference, own = (feddyn, {"alpha": 0.4})
     if variant == "paper":
@@ -276,7 +276,7 @@ def test_fedspeed_around_the_relaxed_start(variant: str, mix: float) -> None:
     own = own | {"local_steps": K, "sam_rho": radius, "ri_beta": BETA, "ri_center": "start"}
     expected = reference.run(LEAST_SQUARES, W0, SOME, **(SETTINGS | own))
     case = Case(S.FedSpeed, fedspeed, {"rho": 0.4, "variant": variant, "mix": mix})
-    history = federate(case.method(SAM(rho=radius), moved), LEAST_SQUARES, W0, SOME)
+    history = federate(case.method(SAM(rho=radius), start), LEAST_SQUARES, W0, SOME)
     close(history.weights, expected.weights)
     close(client_vectors(history.clients, "lam"), expected.clients["lam"])
 
@@ -359,7 +359,7 @@ def test_fednova_with_equal_steps_adds_up_displacements() -> None:
 def test_fedpd_equals_the_dense_reference(
     p: float, seed: int, local_init: str, plugin: str, through: str
 ) -> None:
-    """After a silent round too, when every client goes on from its own anchor."""
+    """After a silent round too, when every client continues from its own anchor."""
     skip = [is_silent(p, seed, t) for t in range(T)]
     assert p == 0 or skip != [is_silent(p, 1 - seed, t) for t in range(T)]
     assert is_silent(0.5, 1, -1)  # before round 0 no coin is tossed

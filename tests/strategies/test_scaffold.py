@@ -73,8 +73,8 @@ def test_one_vector_is_refused_if_the_other_does_not_follow(
     with pytest.raises(ValueError, match=rf"upload: expected both with Scaffold, got 'one': {why}"):
         RunConfig.make(bare | {"scaffold.upload": "one"})
     if "gossip.topology" not in settings:
-        made = RunConfig.make(bare | {"compress.method": "topk"}).strategy
-        assert made.rule().sends._fields == ("w", "dc_i")
+        strategy = RunConfig.make(bare | {"compress.method": "topk"}).strategy
+        assert strategy.rule().sends._fields == ("w", "dc_i")
 
 
 @pytest.mark.parametrize("kind", [S.FedLESAMS, S.FedMoSWA])
@@ -96,8 +96,8 @@ def test_methods_that_always_send_two_vectors_refuse_one(kind: type[Scaffold]) -
     ],
 )
 def test_auto_is_one_vector_with_compress(settings: dict[str, Any], expected: int) -> None:
-    made = RunConfig.make({"algo": "scaffold", "local-steps": 3} | settings).strategy
-    assert len(made.rule().sends._fields) == expected
+    strategy = RunConfig.make({"algo": "scaffold", "local-steps": 3} | settings).strategy
+    assert len(strategy.rule().sends._fields) == expected
 
 
 def test_relaxed_starts_are_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,13 +111,13 @@ def test_a_round_of_a_stack_is_a_round_of_each(
     rows = [[BATCHES[f.s.t][i][k] for i in clients] for k in range(K)]
     solver = Dense(f.A[:N], f.b[:N], rows)
     down = stack(downs)
-    seen, kept = map_vectors(Tensor.clone, down), map_vectors(Tensor.clone, states)
+    old_down, old_states = map_vectors(Tensor.clone, down), map_vectors(Tensor.clone, states)
     together = client_round(f.half, down, states, f.config(tuple(clients)), solver)
 
     for i, one in zip(clients, alone, strict=True):
         compare(together, i, one)
-    close_values(down, seen)  # nothing that comes in is changed
-    close_values(states, kept)
+    close_values(down, old_down)  # nothing that comes in is changed
+    close_values(states, old_states)
 
 
 def compare(together: ClientRound, i: int, one: ClientRound) -> None:
@@ -274,7 +274,7 @@ def test_every_method_says_of_its_step_that_it_is_linear_or_why_gossip_is_refuse
 
 
 class Undeclared(FederatedStrategy):
-    """FedAvg by somebody who says nothing of its step."""
+    """FedAvg of another author, who declares nothing of its step."""
 
     def rule(self) -> Any:
         return S.FedAvg().rule()

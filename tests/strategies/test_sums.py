@@ -75,10 +75,10 @@ def test_a_step_from_other_uploads_with_the_same_sums_has_the_same_bits(
     ups, steps = uploads(method, 1), [2] * P
     kind = type(ups[0])
     means = kind(*(torch.stack(vs).mean(0) for vs in zip(*ups, strict=True)))
-    found = step(method, ups, steps)
-    assert same(found, step(method, with_the_same_sums(ups), steps))
-    assert same(found, step(method, [means], [2], size=P))
-    assert not same(found, step(method, uploads(method, 2), steps))
+    result = step(method, ups, steps)
+    assert same(result, step(method, with_the_same_sums(ups), steps))
+    assert same(result, step(method, [means], [2], size=P))
+    assert not same(result, step(method, uploads(method, 2), steps))
 
 
 BEYOND = {"fedexp": [2] * P, "fednova": [1, 2, 4, 2], "local": [2] * P}

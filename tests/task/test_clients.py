@@ -49,18 +49,18 @@ def a_pass(of: Task) -> list[Any]:
 def test_a_visit_sends_indices_where_the_samples_lie_on_the_gpu(
     gpu: FakeGPU, parts: bool, augmented: bool
 ) -> None:
-    """At most eight bytes for where each sample lies, in which order, how it is cut, and so on."""
+    """At most eight bytes each for the place of a sample, its order, how it is cut, and so on."""
     own = task(GPU, parts, augmented)
     a_pass(own)
-    assert gpu.sent > (N + 9) * PIXELS  # all of them, once
+    assert gpu.sent_bytes > (N + 9) * PIXELS  # all of them, once
     for _ in range(2):
-        gpu.sent = 0
+        gpu.sent_bytes = 0
         assert {part.device for batch in a_pass(own) for part in batch} == {GPU}
-        assert 0 < gpu.sent <= (12 + N) * 5 * 8 < 12 * PIXELS
+        assert 0 < gpu.sent_bytes <= (12 + N) * 5 * 8 < 12 * PIXELS
     w = own.model().w
-    gpu.sent = 0
+    gpu.sent_bytes = 0
     own.evaluate(w)
-    assert gpu.sent == 0
+    assert gpu.sent_bytes == 0
 
 
 def test_samples_that_take_too_much_of_the_gpu_go_there_by_the_visit(
@@ -70,9 +70,9 @@ def test_samples_that_take_too_much_of_the_gpu_go_there_by_the_visit(
     own = task(GPU)
     with caplog.at_level("INFO", "flwr"):
         for _ in range(2):
-            gpu.sent = 0
+            gpu.sent_bytes = 0
             assert {part.device for batch in a_pass(own) for part in batch} == {GPU}
-            assert gpu.sent > 12 * PIXELS
+            assert gpu.sent_bytes > 12 * PIXELS
     assert [r.message for r in caplog.records] == [
         "samples stay on the host: 0.0 GB, and 0.0 GB of cuda:0 are free"
     ]
@@ -97,6 +97,6 @@ def test_another_process_gets_the_samples_of_the_host(gpu: FakeGPU) -> None:
 @pytest.mark.parametrize("augmented", [True, False])
 def test_batches_on_a_gpu_are_those_of_the_cpu(parts: bool, augmented: bool) -> None:
     """Bit for bit: a difference and a quotient are rounded alike."""
-    there, here = (a_pass(task(torch.device(d), parts, augmented)) for d in ("cuda", "cpu"))
-    for one, other in zip(there, here, strict=True):
+    on_gpu, on_cpu = (a_pass(task(torch.device(d), parts, augmented)) for d in ("cuda", "cpu"))
+    for one, other in zip(on_gpu, on_cpu, strict=True):
         assert all(torch.equal(a.cpu(), b) for a, b in zip(one, other, strict=True))

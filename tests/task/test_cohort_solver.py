@@ -89,13 +89,13 @@ def test_a_cohort_is_each_of_its_clients(
     s = first_state(method, w0, N)
     downs = [broadcast(method, s, i) for i in range(N)]
     states = [half.init(down.w, w0, config(method, 0, i)) for i, down in enumerate(downs)]
-    done = alone(half, 0, downs, states, method)
+    results = alone(half, 0, downs, states, method)
     replies = []
-    for i, one in enumerate(done):
-        received = half.decode(one.up, None, w0.to("meta"))
-        replies.append(Reply(i, received.up, int(one.result.steps), SIZES[i], received.w_i0))
+    for i, one in enumerate(results):
+        decoded = half.decode(one.up, None, w0.to("meta"))
+        replies.append(Reply(i, decoded.up, int(one.result.steps), SIZES[i], decoded.w_i0))
     s = server_round(method, half, s, replies).state
-    downs, states = [broadcast(method, s, i) for i in range(N)], [one.state for one in done]
+    downs, states = [broadcast(method, s, i) for i in range(N)], [one.state for one in results]
     expected = alone(half, 1, downs, states, method)
 
     down, state = stack(downs), stack(states)

@@ -71,9 +71,9 @@ class Spy:
 @pytest.fixture
 def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
     """Instead of the recorder of a GPU."""
-    found = Spy()
-    monkeypatch.setattr(cuda_graphs, "Recorder", lambda _: found)
-    return found
+    recorder = Spy()
+    monkeypatch.setattr(cuda_graphs, "Recorder", lambda _: recorder)
+    return recorder
 
 
 @pytest.fixture
@@ -232,8 +232,8 @@ def test_a_model_that_cannot_be_recorded_is_one_warning(
     x, y = batches(2, 4)
     points = model.w.expand(2, -1).clone()
     with caplog.at_level(logging.WARNING, "flwr"):
-        found = [graphs.gradient(x, y, points, torch.empty_like(points)) for _ in range(4)]
-    assert found == [None] * 4
+        results = [graphs.gradient(x, y, points, torch.empty_like(points)) for _ in range(4)]
+    assert results == [None] * 4
     assert graphs.points.numel() == 0
     [warning] = caplog.messages
     assert "launched one by one" in warning
@@ -243,10 +243,10 @@ def test_a_model_that_cannot_be_recorded_is_one_warning(
 def test_clients_without_the_memory_for_branches_are_computed_in_turn(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tried: list[int] = []
+    sizes: list[int] = []
 
     def fails(works: Sequence[Work]) -> Work:
-        tried.append(len(works))
+        sizes.append(len(works))
         if len(works) > 1:
             raise torch.OutOfMemoryError
         return partial(run, works)
@@ -259,7 +259,7 @@ def test_clients_without_the_memory_for_branches_are_computed_in_turn(
         g = torch.empty_like(points)
         assert graphs.gradient(x, y, points, g) is not None
         assert torch.equal(g[0], of_autograd(model, x[0], y[0], model.w)[1])
-    assert tried == [2, 1]
+    assert sizes == [2, 1]
     assert not caplog.messages
 
 
@@ -350,16 +350,16 @@ def test_graphs_on_a_gpu_leave_the_same_weights(
         (torch.randn(n, 1, 4, 4, generator=g, dtype=torch.float64), torch.arange(n) % 3)
         for n in (9, 8, 8, 5)
     ]
-    recorded: list[int] = []
+    sizes: list[int] = []
     record = cuda_graphs.Recorder.__call__
 
     def counting(self: cuda_graphs.Recorder, works: Sequence[Work]) -> Work:
         replay = record(self, works)
-        recorded.append(len(works))
+        sizes.append(len(works))
         return replay
 
     monkeypatch.setattr(cuda_graphs.Recorder, "__call__", counting)
-    found = []
+    weights = []
     for graphs in (True, False):
         if not graphs:
             monkeypatch.setattr(solver, "graphs_of", lambda *_: None)
@@ -368,9 +368,9 @@ def test_graphs_on_a_gpu_leave_the_same_weights(
             "fedsam", clients=data, model=network(), rounds=4, batch_size=4, participation=1.0,
             record="weights", dtype=torch.float64, device="cuda", vectorize=vectorize,
         )  # fmt: skip
-        found.append(history.weights)
-    assert max(recorded) == (4 if vectorize == "on" else 1)
-    torch.testing.assert_close(*found, rtol=1e-11, atol=1e-11)
+        weights.append(history.weights)
+    assert max(sizes) == (4 if vectorize == "on" else 1)
+    torch.testing.assert_close(*weights, rtol=1e-11, atol=1e-11)
 
 
 @gpu_only
@@ -421,8 +421,8 @@ def test_a_layer_that_synchronises_is_one_warning_and_others_are_recorded(
         graphs = GradientGraphs(model, F.cross_entropy, "float32")
         graphs.visits, g = 2, torch.empty_like(model.w)
         with caplog.at_level(logging.WARNING, "flwr"):
-            found = [graphs.gradient(x, y, model.w[None], g[None]) for _ in range(2)]
-        assert [losses is None for losses in found] == [bool(layers)] * 2
+            results = [graphs.gradient(x, y, model.w[None], g[None]) for _ in range(2)]
+        assert [losses is None for losses in results] == [bool(layers)] * 2
         loss, alone = of_autograd(model, x[0], y[0], model.w)
         assert loss.isfinite()
         if not layers:

@@ -26,12 +26,12 @@ def test_mean_loss_and_accuracy_are_those_of_the_whole_set() -> None:
     w = torch.randn(16, dtype=torch.float64)
     batches = list(zip(x.split(10), y.split(10), strict=True))
     assert [len(targets) for _, targets in batches] == [10, 10, 5]
-    found = evaluate(model(), w, batches, F.cross_entropy)
+    metrics = evaluate(model(), w, batches, F.cross_entropy)
     logits = x @ w[:12].view(4, 3).T + w[12:]
-    assert found["loss"] == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-12)
-    assert found["accuracy"] == float((logits.argmax(1) == y).double().mean())
-    assert set(found) == {"loss", "accuracy"}
-    assert 0 < found["accuracy"] < 1
+    assert metrics["loss"] == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-12)
+    assert metrics["accuracy"] == float((logits.argmax(1) == y).double().mean())
+    assert set(metrics) == {"loss", "accuracy"}
+    assert 0 < metrics["accuracy"] < 1
 
 
 @pytest.mark.parametrize("size", [3, 6, 7])
@@ -40,10 +40,10 @@ def test_the_loss_of_sequences_is_the_mean_over_their_counted_targets(size: int)
     y[1, 2:] = y[2:4] = IGNORED  # one row has few targets; two rows, and a batch of them, have none
     w = torch.randn(16, dtype=torch.float64)
     batches = list(zip(x.split(size), y.split(size), strict=True))
-    found = evaluate(model(), w, [*batches, (x[2:4], y[2:4])], sequence_cross_entropy)
+    metrics = evaluate(model(), w, [*batches, (x[2:4], y[2:4])], sequence_cross_entropy)
     logits = x @ w[:12].view(4, 3).T + w[12:]
     expected = F.cross_entropy(logits.flatten(0, 1), y.flatten())
-    assert found["loss"] == pytest.approx(float(expected), rel=1e-12)
+    assert metrics["loss"] == pytest.approx(float(expected), rel=1e-12)
 
 
 @pytest.mark.parametrize("size", [3, 6, 7])
@@ -52,17 +52,17 @@ def test_the_loss_of_classes_is_the_mean_over_their_counted_targets(size: int) -
     y[1] = y[3:6] = IGNORED  # a batch of three has none
     w = torch.randn(16, dtype=torch.float64)
     batches = list(zip(x.split(size), y.split(size), strict=True))
-    found = evaluate(model(), w, batches, F.cross_entropy)
+    metrics = evaluate(model(), w, batches, F.cross_entropy)
     logits = x @ w[:12].view(4, 3).T + w[12:]
-    assert found["loss"] == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-12)
+    assert metrics["loss"] == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-12)
 
 
 def test_regression_targets_have_no_accuracy() -> None:
     x, y = torch.randn(7, 3, dtype=torch.float64), torch.randn(7, 1, dtype=torch.float64)
     w = torch.randn(4, dtype=torch.float64)
-    found = evaluate(model(1), w, list(zip(x.split(4), y.split(4), strict=True)), F.mse_loss)
+    metrics = evaluate(model(1), w, list(zip(x.split(4), y.split(4), strict=True)), F.mse_loss)
     expected = ((x @ w[:3, None] + w[3] - y) ** 2).mean()
-    assert found == {"loss": pytest.approx(float(expected), rel=1e-12)}
+    assert metrics == {"loss": pytest.approx(float(expected), rel=1e-12)}
 
 
 def test_in_bfloat16_the_model_computes_and_the_loss_does_not() -> None:
@@ -87,19 +87,19 @@ def test_an_empty_set_gives_nothing() -> None:
 
 def test_evaluation_changes_neither_w_nor_g_and_builds_no_graph() -> None:
     flat, w = model(), torch.randn(16, dtype=torch.float64)
-    given = w.clone()
-    seen: list[bool] = []
+    before = w.clone()
+    flags: list[bool] = []
 
     def loss(predictions: Tensor, targets: Tensor) -> Tensor:
-        seen.append(predictions.requires_grad or flat.module.training)
+        flags.append(predictions.requires_grad or flat.module.training)
         return F.cross_entropy(predictions, targets)
 
     flat.module.train()
     x, y = torch.randn(5, 3, dtype=torch.float64), torch.randint(4, (5,))
     evaluate(flat, w, [(x, y)], loss)
-    assert seen == [False]
-    assert torch.equal(w, given)
-    assert torch.equal(flat.w, given)
+    assert flags == [False]
+    assert torch.equal(w, before)
+    assert torch.equal(flat.w, before)
     assert not flat.g.any()
 
 
@@ -116,8 +116,8 @@ def test_threads_give_what_one_gives_bit_for_bit() -> None:
         return F.cross_entropy(predictions, targets)
 
     flat = model()
-    found = evaluate(flat, w, iter(batches), loss, threads=2)
-    assert found == evaluate(model(), w, batches, F.cross_entropy)
+    metrics = evaluate(flat, w, iter(batches), loss, threads=2)
+    assert metrics == evaluate(model(), w, batches, F.cross_entropy)
     assert torch.equal(flat.w, w)
 
 
@@ -127,9 +127,9 @@ def test_a_model_that_fails_is_one_line(threads: int) -> None:
     module = nn.Sequential(nn.EmbeddingBag(4, 2))
     batches = [(torch.tensor([[id]]), torch.tensor([1])) for id in (1, 9)]
     flat = FlatModel(module)
-    with pytest.raises(ValueError, match=r"^model: its evaluation failed: [A-Z]") as failed:
+    with pytest.raises(ValueError, match=r"^model: its evaluation failed: [A-Z]") as error:
         evaluate(flat, flat.w, batches, F.cross_entropy, threads=threads)
-    assert "\n" not in str(failed.value)
+    assert "\n" not in str(error.value)
 
 
 def test_threads_end_where_one_fails() -> None:
@@ -161,8 +161,8 @@ def test_every_thread_has_a_model_of_its_own() -> None:
     flat = FlatModel(Remembering(3, 4), dtype=torch.float64)
     x, y = torch.randn(6, 3, dtype=torch.float64), torch.randint(4, (6,))
     batches = list(zip(x.split(1), y.split(1), strict=True))
-    found = evaluate(flat, flat.w.clone(), batches, F.cross_entropy, threads=2)
-    assert found == evaluate(model(), flat.w, batches, F.cross_entropy)
+    metrics = evaluate(flat, flat.w.clone(), batches, F.cross_entropy, threads=2)
+    assert metrics == evaluate(model(), flat.w, batches, F.cross_entropy)
 
 
 def test_every_evaluation_draws_the_same_numbers() -> None:
@@ -172,5 +172,5 @@ def test_every_evaluation_draws_the_same_numbers() -> None:
 
     noisy = FlatModel(Noisy(3, 4))
     batches = [(torch.randn(5, 3), torch.randint(4, (5,))) for _ in range(2)]
-    found = [evaluate(noisy, noisy.w, batches, F.cross_entropy) for _ in range(2)]
-    assert found[0] == found[1]
+    results = [evaluate(noisy, noisy.w, batches, F.cross_entropy) for _ in range(2)]
+    assert results[0] == results[1]

@@ -52,8 +52,8 @@ def test_a_step_on_w_is_a_step_of_the_model() -> None:
 def test_the_module_visits_another_point() -> None:
     model, x = FlatModel(net()), torch.randn(5, 3)
     w, point = model.w.clone(), torch.randn(D)
-    here = point.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(by_hand(here, x).square().sum(), here)
+    copy = point.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(by_hand(copy, x).square().sum(), copy)
     with model.at(point):
         model.module(x).square().sum().backward()
     torch.testing.assert_close(model.g, expected)
@@ -110,11 +110,11 @@ def test_dtype_of_parameters_vectors_and_buffers() -> None:
 
 
 def test_a_single_parameter_has_a_vector_of_its_own() -> None:
-    given = torch.ones(1, 3)
+    weight = torch.ones(1, 3)
     module = nn.Linear(3, 1, bias=False)
-    module.weight.data = given
+    module.weight.data = weight
     FlatModel(module).w.fill_(7.0)
-    assert given.tolist() == [[1, 1, 1]]
+    assert weight.tolist() == [[1, 1, 1]]
     assert module.weight.tolist() == [[7, 7, 7]]
 
 
@@ -172,10 +172,10 @@ def frozen() -> nn.Sequential:
 def test_what_does_not_fit_is_refused_in_one_line(
     make: Callable[[], nn.Module], more: dict[str, str], parts: list[str]
 ) -> None:
-    with pytest.raises(ValueError, match=r": expected") as refused:
+    with pytest.raises(ValueError, match=r": expected") as error:
         FlatModel(make(), dtype=torch.float32, **more)
-    assert all(part in str(refused.value) for part in parts)
-    assert "\n" not in str(refused.value)
+    assert all(part in str(error.value) for part in parts)
+    assert "\n" not in str(error.value)
 
 
 def held(buffer: Tensor, persistent: bool = True) -> nn.Module:
@@ -351,33 +351,33 @@ class Centre(nn.Module):
 def test_a_buffer_that_a_forward_pass_assigns_is_one_that_it_changes(
     policy: str, algo: str
 ) -> None:
-    found = []
+    results = []
     keys = {"buffers": policy, "participation": 1.0, "rounds": 3, "local-epochs": 2}
     for assigns in (True, False)[: 1 if policy == "freeze" else 2]:
         torch.manual_seed(0)
         data = [(torch.randn(8, 3) + i, torch.arange(8) % 3) for i in range(3)]
         first = Centre(assigns)
-        done = simulate(
+        history = simulate(
             algo, model=deepcopy(first), clients=data, test=data[0], **keys, **{"batch-size": 4}
         )
-        losses = done.metrics["test-loss"].tolist()
-        found.append([*done.model.values(), torch.tensor(losses)])
-        first.load_state_dict(done.model, strict=policy == "mean")
+        losses = history.metrics["test-loss"].tolist()
+        results.append([*history.model.values(), torch.tensor(losses)])
+        first.load_state_dict(history.model, strict=policy == "mean")
         loss = F.cross_entropy(first.eval()(data[0][0]), data[0][1])
         assert losses[-1] == pytest.approx(loss.item(), rel=1e-5)
         assert bool(first.mean.any()) is (policy == "mean")
-    for mine, in_place in zip(found[0], found[-1], strict=True):
+    for mine, in_place in zip(results[0], results[-1], strict=True):
         assert torch.equal(mine, in_place)
 
 
 @pytest.mark.parametrize("policy", ["mean", "freeze"])
 def test_a_visit_begins_with_the_buffers_of_their_roles(policy: str) -> None:
     model = FlatModel(Centre(assigns=True), buffers=policy)
-    held = model.module.mean
+    buffer = model.module.mean
     model.module.mean = torch.ones(3)
     model.load(model.w.clone())
-    assert model.module.mean is held
-    assert held.tolist() == [float(policy == "mean")] * 3
+    assert model.module.mean is buffer
+    assert buffer.tolist() == [float(policy == "mean")] * 3
 
 
 def test_a_buffer_that_is_assigned_another_shape_is_named() -> None:

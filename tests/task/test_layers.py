@@ -82,8 +82,8 @@ def by_autograd(model: FlatModel, x: Tensor, y: Tensor, point: Tensor) -> tuple[
     """The loss and the gradient (d,)."""
     with model.at(point):
         loss = F.cross_entropy(model.module(x), y)
-        found = torch.autograd.grad(loss, model.parameters)
-    return loss.detach(), torch.cat([part.flatten() for part in found])
+        gradients = torch.autograd.grad(loss, model.parameters)
+    return loss.detach(), torch.cat([part.flatten() for part in gradients])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -150,7 +150,7 @@ HOOKS = "before", "after", "way back", "into the way back", "stack", "gradient",
 
 
 def hooked(kind: str) -> nn.Sequential:
-    """A stack in which somebody doubles something on the way."""
+    """A stack in which a hook or a layer doubles a value on the way."""
     net = dense()
     layer = net[2]
     assert isinstance(layer, nn.Linear)
@@ -187,14 +187,14 @@ def test_what_is_hooked_in_happens(kind: str) -> None:
 
 
 def test_a_hook_of_all_modules_is_called() -> None:
-    seen: list[nn.Module] = []
-    handle = register_module_forward_hook(lambda module, *_: seen.append(module))
+    modules: list[nn.Module] = []
+    handle = register_module_forward_hook(lambda module, *_: modules.append(module))
     try:
         model = FlatModel(dense())
         SequentialSolver(model, [], F.cross_entropy)._backward(*batch((6, 5), torch.float32))
     finally:
         handle.remove()
-    assert len(seen) == 6  # the layers, and the stack
+    assert len(modules) == 6  # the layers, and the stack
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,11 @@ def test_the_steps_are_of_the_loss_that_is_set(vectorize: str) -> None:
     """Twice the loss at half the rate: the same bits, with twice the loss in the metrics."""
     more = PLAIN | {"local_steps": 3, "vectorize": vectorize}
     usual = simulate("scaffold", lr=0.1, **more)
-    found = simulate("scaffold", lr=0.05, loss="tests.own:doubled", **more)
-    for one, other in zip(usual.model.values(), found.model.values(), strict=True):
+    history = simulate("scaffold", lr=0.05, loss="tests.own:doubled", **more)
+    for one, other in zip(usual.model.values(), history.model.values(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     for key in ("test-loss", "train-loss"):
-        last = usual.metrics[key].iloc[-1], found.metrics[key].iloc[-1]
+        last = usual.metrics[key].iloc[-1], history.metrics[key].iloc[-1]
         assert last[1] == pytest.approx(2 * last[0], rel=1e-5)
 
 
@@ -132,9 +132,9 @@ def test_its_sums_over_batches_are_the_mean_over_the_samples() -> None:
 def test_what_does_not_fit_is_one_line_before_a_run_directory_is_made(
     settings: dict[str, Any], line: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=f"^{line}") as refused:
+    with pytest.raises(ValueError, match=f"^{line}") as error:
         run("fedavg", num_server_rounds=1, out_dir=str(tmp_path), **settings)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
     assert not [*tmp_path.iterdir()]
 
 
@@ -177,9 +177,9 @@ def test_a_metric_that_is_nan_has_a_warning(caplog: pytest.LogCaptureFixture) ->
 
 def test_metrics_of_a_call_are_names_functions_or_a_list_of_both() -> None:
     for metrics in (own.brier, [own.brier, "f1"]):
-        found = simulate("fedavg", metrics=metrics, **PLAIN).metrics
-        assert "test-brier" in found
-        assert ("test-f1" in found) == isinstance(metrics, list)
+        columns = simulate("fedavg", metrics=metrics, **PLAIN).metrics
+        assert "test-brier" in columns
+        assert ("test-f1" in columns) == isinstance(metrics, list)
 
 
 def test_functions_of_a_notebook_are_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

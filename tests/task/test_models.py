@@ -125,9 +125,9 @@ def test_products_instead_of_convolutions_give_the_same(size, plain, stem, monke
     expected = theirs(x)
     calls, forward = [], nn.Conv2d.forward
     monkeypatch.setattr(nn.Conv2d, "forward", lambda m, x: calls.append(m) or forward(m, x))
-    found = ours(x)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    for logits in (found, expected):
+    result = ours(x)
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
+    for logits in (result, expected):
         nn.functional.cross_entropy(logits, torch.tensor([1, 2])).backward()
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-12, atol=1e-12)
@@ -142,12 +142,12 @@ def test_dropout_drops_a_share_and_scales_the_rest(p):
     x = torch.rand(3, 101, 1001, dtype=torch.float64).add_(1).requires_grad_()
     y = dropout(x)
     y.sum().backward()
-    kept = y != 0
+    mask = y != 0
     sigma = (p * (1 - p) * x.numel()) ** 0.5
-    assert abs(float((~kept).sum()) - p * x.numel()) < 5 * sigma
-    torch.testing.assert_close(y, x / (1 - p) * kept, rtol=1e-15, atol=0)
-    torch.testing.assert_close(x.grad, kept.double() / (1 - p), rtol=1e-15, atol=0)
-    together = (kept[..., 1:] & kept[..., :-1]).double().mean()  # neighbours are independent
+    assert abs(float((~mask).sum()) - p * x.numel()) < 5 * sigma
+    torch.testing.assert_close(y, x / (1 - p) * mask, rtol=1e-15, atol=0)
+    torch.testing.assert_close(x.grad, mask.double() / (1 - p), rtol=1e-15, atol=0)
+    together = (mask[..., 1:] & mask[..., :-1]).double().mean()  # neighbours are independent
     assert abs(float(together) - (1 - p) ** 2) < 5 / x.numel() ** 0.5
     assert torch.equal(dropout.eval()(x), x)
 
@@ -230,13 +230,13 @@ def test_a_function_of_the_users_own_builds_a_model():
 
 def test_a_function_builds_a_new_model_at_each_call(monkeypatch):
     """Else two models train one tensor. What is frozen may be shared."""
-    shared = nn.Linear(3, 4)
-    make = lambda: nn.Sequential(shared, nn.Linear(4, 2))  # noqa: E731
+    layer = nn.Linear(3, 4)
+    make = lambda: nn.Sequential(layer, nn.Linear(4, 2))  # noqa: E731
     monkeypatch.setattr(own, "shared", make, raising=False)
     first = build("tests.own:shared", (3,), 2)
     with pytest.raises(ValueError, match=r"a new model at each call, got 0.weight of an earlier"):
         build("tests.own:shared", (3,), 2)
-    assert first[0] is shared
+    assert first[0] is layer
     frozen = nn.Linear(3, 4).requires_grad_(False)
     monkeypatch.setattr(own, "shared", lambda: nn.Sequential(frozen, nn.Linear(4, 2)))
     assert build("tests.own:shared", (3,), 2)[0] is build("tests.own:shared", (3,), 2)[0]

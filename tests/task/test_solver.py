@@ -148,7 +148,7 @@ def test_a_step_is_the_formula_whatever_terms_are_on(terms: dict[str, Any]) -> N
 
 
 def test_the_terms_have_an_effect() -> None:
-    """Otherwise the test above could not tell one combination from another."""
+    """Otherwise the test above could not distinguish the combinations."""
     shift, anchor = vectors(2)
     variants = [
         {},
@@ -238,21 +238,21 @@ def test_the_gradient_elsewhere_is_that_of_a_model_which_lives_there() -> None:
         return FlatModel(nn.Sequential(*layers, nn.Flatten()), dtype=torch.float64)
 
     x, y = torch.randn(5, 1, 4, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
-    there = convolutions()
-    there.w.add_(torch.randn_like(there.w))
-    expected = F.cross_entropy(there.module(x), y)
+    other = convolutions()
+    other.w.add_(torch.randn_like(other.w))
+    expected = F.cross_entropy(other.module(x), y)
     expected.backward()
 
     class Elsewhere(LocalRule):
         def gradient(
             self, w: Tensor, g: Tensor, buffers: Any, at: GradientAt, config: Any
         ) -> Tensor:
-            return at(there.w)
+            return at(other.w)
 
     model = convolutions()
     w = model.w.clone()
     solution = solve(model, [(x, y)], half=ClientHalf(Elsewhere()))
-    close(solution.w_K, w - LR * there.g)
+    close(solution.w_K, w - LR * other.g)
     assert float(solution.loss) == pytest.approx(expected.item(), rel=1e-12)
 
 
@@ -285,8 +285,8 @@ def test_the_model_trains_in_training_mode() -> None:
     assert model.module.training
 
 
-@pytest.mark.parametrize("changed", [{}, {"seed": 1}, {"round": 1}, {"client": 1}])
-def test_dropout_is_a_function_of_seed_round_and_client(changed: dict[str, int]) -> None:
+@pytest.mark.parametrize("changes", [{}, {"seed": 1}, {"round": 1}, {"client": 1}])
+def test_dropout_is_a_function_of_seed_round_and_client(changes: dict[str, int]) -> None:
     model, batches = flat_model(), some_batches()
     model.module.append(nn.Dropout(0.5))
     w, half = model.w.clone(), ClientHalf(LocalRule())
@@ -299,7 +299,7 @@ def test_dropout_is_a_function_of_seed_round_and_client(changed: dict[str, int])
     before = walk()
     torch.rand(7)  # wherever the caller's own random numbers are
     state = torch.get_rng_state()
-    assert torch.equal(before, walk(**changed)) == (not changed)
+    assert torch.equal(before, walk(**changes)) == (not changes)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -310,26 +310,26 @@ def test_only_steps_of_several_passes_copy_random_state_and_statistics(
     torch.manual_seed(1)
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3))
     model = FlatModel(module, dtype=torch.float64, buffers="mean")
-    read, asked = solver.states_of, list[int]()
-    monkeypatch.setattr(solver, "states_of", lambda of: asked.append(len(of)) or read(of))
+    states_of, sizes = solver.states_of, list[int]()
+    monkeypatch.setattr(solver, "states_of", lambda of: sizes.append(len(of)) or states_of(of))
     batches = [(x[:4], y[:4]) for x, y in 2 * some_batches()[:4]][:STEPS]
     solve(model, batches, half=ClientHalf(LocalRule(), plugins))
     # after the first pass has drawn from PyTorch's alone
-    assert asked == [3, 1, 1, 1, 1, 1][:reads]
+    assert sizes == [3, 1, 1, 1, 1, 1][:reads]
     assert int(module[1].num_batches_tracked) == STEPS
 
 
 def test_the_passes_of_a_step_draw_the_same_numbers() -> None:
-    drawn: list[tuple[float, ...]] = []
+    draws: list[tuple[float, ...]] = []
 
     class Noting(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            drawn.append((np.random.rand(), random.random(), float(torch.rand(()))))
+            draws.append((np.random.rand(), random.random(), float(torch.rand(()))))
             return super().forward(x)
 
     model = FlatModel(Noting(3, 3), dtype=torch.float64)
     solve(model, some_batches(), half=ClientHalf(LocalRule(), (SAM(rho=0.1),)))
-    first, second = drawn[::2], drawn[1::2]
+    first, second = draws[::2], draws[1::2]
     assert first == second
     assert all(len({*numbers}) == STEPS for numbers in zip(*first, strict=True))
 
@@ -339,17 +339,17 @@ def test_the_passes_of_a_step_draw_the_same_numbers() -> None:
 
 @pytest.mark.parametrize(("size", "cut"), [(10, 4), (AHEAD // 2, 2), (AHEAD, 1), (2 * AHEAD, 1)])
 def test_small_batches_are_cut_ahead_of_the_steps(size: int, cut: int) -> None:
-    asked: list[int] = []
+    calls: list[int] = []
 
     def batches() -> Iterator[Batch]:
         for k in range(4):
-            asked.append(k)
+            calls.append(k)
             yield torch.full((1,), k).expand(size), torch.tensor([k])
 
     steps = ahead(batches())
-    assert asked == []
+    assert calls == []
     assert int(next(steps)[1]) == 0
-    assert asked == [*range(cut)]
+    assert calls == [*range(cut)]
     assert [int(y) for _, y in steps] == [1, 2, 3]
 
 
@@ -448,11 +448,11 @@ def test_local_parameters_are_trained_beside_the_shared_ones(optimizer: str) -> 
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
         method = FedAvg(**settings, local_parameters=local_parameters)
-        found = simulate(
+        history = simulate(
             method, clients=[(x, torch.arange(20) % 3)], model=module, rounds=3, record="weights"
         )
-        state = found.clients[0]
-        return found.weights[-1], state.local if local_parameters else found.weights[-1][:0]
+        state = history.clients[0]
+        return history.weights[-1], state.local if local_parameters else history.weights[-1][:0]
 
     (shared, local), (whole, _) = run("2.*"), run("")
     torch.testing.assert_close(torch.cat([shared, local]), whole, rtol=1e-12, atol=1e-12)

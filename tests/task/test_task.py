@@ -129,15 +129,15 @@ def test_batches_of_few_samples_are_those_of_many(monkeypatch: pytest.MonkeyPatc
 
 
 def test_augmentation_sees_samples_before_they_are_prepared() -> None:
-    seen: list[torch.dtype] = []
+    dtypes: list[torch.dtype] = []
 
     def look(x: Tensor, generator: torch.Generator) -> Tensor:
-        seen.append(x.dtype)
+        dtypes.append(x.dtype)
         return x
 
     for x, _ in task(augment=look).train_batches(0, 0, 10, 0, FLOAT64):
         assert x.dtype == FLOAT64
-    assert seen == [torch.float32]  # of three batches, which are cut together
+    assert dtypes == [torch.float32]  # of three batches, which are cut together
 
 
 def test_batches_cut_ahead_are_those_cut_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,10 +179,10 @@ def test_evaluation_covers_test_samples_beyond_one_batch() -> None:
     n = 1007  # the last batch is smaller
     x, y = torch.randn(n, 1), torch.randint(2, (n,))
     w = torch.tensor([1.0, -1.0, 0.2, 0.0])
-    found = task(test=(x, y)).evaluate(w)
+    metrics = task(test=(x, y)).evaluate(w)
     logits = x @ w[None, :2] + w[2:]
-    assert found["test-loss"] == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-5)
-    assert found["test-accuracy"] == pytest.approx(float((logits.argmax(1) == y).float().mean()))
+    assert metrics["test-loss"] == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-5)
+    assert metrics["test-accuracy"] == pytest.approx(float((logits.argmax(1) == y).float().mean()))
     assert task().evaluate(w) == {}
 
 
@@ -225,18 +225,18 @@ def digits(whole: bool = False, **settings: Any) -> Task:
 
 
 def test_the_default_task_is_digits_dealt_to_clients() -> None:
-    found = digits()
-    assert len(found.clients) == 20
-    assert sum(found.num_examples(i) for i in range(20)) == 1438 // 20 * 20
-    x, y = next(iter(found.train_batches(3, 0, 16, 0, torch.float32)))
+    own = digits()
+    assert len(own.clients) == 20
+    assert sum(own.num_examples(i) for i in range(20)) == 1438 // 20 * 20
+    x, y = next(iter(own.train_batches(3, 0, 16, 0, torch.float32)))
     assert (x.shape, x.dtype, y.shape) == ((16, 1, 8, 8), torch.float32, (16,))
-    everything = found.prepare(found.clients.x, torch.float32)
+    everything = own.prepare(own.clients.x, torch.float32)
     assert everything.mean() == pytest.approx(0, abs=1e-5)
     assert everything.std() == pytest.approx(1, abs=1e-3)
-    assert found.model().module(x).shape == (16, 10)
-    measured = found.evaluate(initial(found))
-    assert measured["test-loss"] == pytest.approx(2.3, abs=0.2)  # log 10: it knows nothing yet
-    assert measured["test-accuracy"] < 0.3
+    assert own.model().module(x).shape == (16, 10)
+    metrics = own.evaluate(initial(own))
+    assert metrics["test-loss"] == pytest.approx(2.3, abs=0.2)  # log 10: it knows nothing yet
+    assert metrics["test-accuracy"] < 0.3
 
 
 def initial(task: Task) -> Tensor:
@@ -252,9 +252,9 @@ def test_a_task_is_loaded_once_and_depends_on_the_seed() -> None:
 
 
 def test_a_whole_task_gives_every_client_all_samples() -> None:
-    found = digits(whole=True)
-    assert {found.num_examples(i) for i in range(20)} == {1438}
-    assert found.clients.samples(0)[1].bincount().min() > 100
+    own = digits(whole=True)
+    assert {own.num_examples(i) for i in range(20)} == {1438}
+    assert own.clients.samples(0)[1].bincount().min() > 100
 
 
 # --- devices --------------------------------------------------------------------------------------
@@ -267,9 +267,9 @@ def test_find_device() -> None:
 
 @pytest.mark.parametrize("name", ["gpu", "", "cuda:99", "cpu:x", "mps:7", "vulkan", "hpu", "xla"])
 def test_a_device_that_is_not_there_is_one_line(name: str) -> None:
-    with pytest.raises(ValueError, match=f"^device: expected one of cpu.*got '{name}'") as refused:
+    with pytest.raises(ValueError, match=f"^device: expected one of cpu.*got '{name}'") as error:
         find_device(name)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
 def test_the_device_of_a_configuration_is_checked() -> None:
@@ -312,7 +312,7 @@ def test_the_training_samples_are_evaluated_whole_and_plain() -> None:
 
 
 def test_held_out_samples_leave_the_clients_as_they_were_dealt() -> None:
-    """A share of all training samples is nobody's; the rest lies where it lay."""
+    """A share of all training samples belongs to no client; the rest stays where it was."""
     whole = load_task(TaskConfig(seed=3), num_clients=5)
     part = load_task(TaskConfig(seed=3, validation=0.1), num_clients=5)
     x, y = part.test
@@ -321,11 +321,11 @@ def test_held_out_samples_leave_the_clients_as_they_were_dealt() -> None:
     def images(samples: tuple[Tensor, Tensor]) -> list[bytes]:
         return [image.numpy().tobytes() for image in samples[0]]
 
-    held = set(images((x, y)))
+    test = set(images((x, y)))
     for i in range(5):
         before, after = images(whole.clients.samples(i)), images(part.clients.samples(i))
-        assert after == [image for image in before if image not in held]
-    assert {image for i in range(5) for image in images(part.clients.samples(i))}.isdisjoint(held)
+        assert after == [image for image in before if image not in test]
+    assert {image for i in range(5) for image in images(part.clients.samples(i))}.isdisjoint(test)
 
 
 def test_held_out_samples_depend_on_the_seed_and_are_named_after_what_they_are() -> None:

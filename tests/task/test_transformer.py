@@ -1,4 +1,4 @@
-"""The small transformer: padding takes no part, texts are told apart, and rounds are as ever."""
+"""The small transformer: padding takes no part, texts are distinguished, and rounds are as ever."""
 
 import pytest
 import torch
@@ -18,8 +18,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
     lines = ["text,label,client"]
     for i in range(40):
         words = WORDS[str(i % 2)].split()
-        drawn = torch.randint(3, (3,), generator=generator).tolist()
-        lines.append(f"{' '.join(words[k] for k in drawn)},{i % 2},{i % 3 == 0}")
+        indices = torch.randint(3, (3,), generator=generator).tolist()
+        lines.append(f"{' '.join(words[k] for k in indices)},{i % 2},{i % 3 == 0}")
     path = tmp_path_factory.mktemp("texts") / "all.csv"
     path.write_text("\n".join(lines) + "\n")
     return str(path)
@@ -31,10 +31,10 @@ def test_padding_takes_no_part() -> None:
     scores = model(tokens)
     assert torch.allclose(model(tokens[:1, :3]), scores[:1], rtol=1e-12)
     assert torch.allclose(model(tokens[:1, :5]), scores[:1], rtol=1e-12)
-    changed = tokens.clone()
-    changed[0, 2] = 9
-    assert not torch.allclose(model(changed)[0], scores[0], rtol=1e-3)
-    assert torch.equal(model(changed)[1], scores[1])
+    other = tokens.clone()
+    other[0, 2] = 9
+    assert not torch.allclose(model(other)[0], scores[0], rtol=1e-3)
+    assert torch.equal(model(other)[1], scores[1])
 
 
 def test_the_order_of_tokens_counts_and_an_empty_text_has_scores() -> None:

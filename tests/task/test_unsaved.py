@@ -28,17 +28,17 @@ class Remembers(nn.Module):
         self.register_buffer("table", torch.arange(3.0), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        seen = x.detach().abs().mean()
+        mean = x.detach().abs().mean()
         if self.training:
             self.calls += 1
             if self.kind == "in place":
-                self.buffer.mul_(1 + seen)
-                self.plain += seen
+                self.buffer.mul_(1 + mean)
+                self.plain += mean
             else:
-                self.buffer = self.buffer * (1 + seen)
-                self.plain = self.plain + seen
-                self.number = self.number + seen
-                self.lazy = seen if self.lazy is None else self.lazy + seen
+                self.buffer = self.buffer * (1 + mean)
+                self.plain = self.plain + mean
+                self.number = self.number + mean
+                self.lazy = mean if self.lazy is None else self.lazy + mean
         scale = self.buffer * self.plain * self.number * (1 + self.calls)
         return self.net(x + self.table) * scale * (1 if self.lazy is None else 1 + self.lazy)
 
@@ -68,7 +68,7 @@ class Rotary(nn.Module):
         super().__init__()
         self.net, self.tmp = nn.Linear(3, 2), torch.ones(())
         self.length, self.table, self.built, self.rows = None, None, False, [0.0]
-        self.count, self.mean, self.seen = 0, 0.0, {}
+        self.count, self.mean, self.inputs = 0, 0.0, {}
         self.register_buffer("late", None, persistent=False)
         self.register_buffer("moved", torch.zeros(()), persistent=False)
 
@@ -80,7 +80,7 @@ class Rotary(nn.Module):
         while self.count < 4:
             self.count += 1
             self.rows.append(float(self.count))
-        self.seen[len(x)] = x
+        self.inputs[len(x)] = x
         self.mean = np.asarray(x.mean().detach())
         if self.late is None:
             self.late = x.detach().mean()
@@ -97,12 +97,12 @@ def test_a_cache_and_its_key_are_reset_together() -> None:
     for batch in (x, 2 * x, x):
         model.load(w)
         assert (module.length, module.table, module.built, module.rows) == (None, None, False, [0])
-        assert (module.late, module.count, module.mean, module.seen) == (None, 0, 0.0, {})
+        assert (module.late, module.count, module.mean, module.inputs) == (None, 0, 0.0, {})
         assert module.moved == module.tmp - 1 == 0
-        found = model(batch).detach()
-        first = found if first is None else first
+        output = model(batch).detach()
+        first = output if first is None else first
     assert first is not None
-    assert torch.equal(found, first)
+    assert torch.equal(output, first)
 
 
 def test_a_view_of_a_saved_tensor_is_left_alone() -> None:
@@ -119,12 +119,12 @@ def test_a_view_of_a_saved_tensor_is_left_alone() -> None:
 
 
 class Deep(nn.Module):
-    """Changes what lies deep in containers, and sizes."""
+    """Changes what is stored deep in containers, and sizes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Linear(3, 2)
-        self.cache: dict[str, Any] = {"layer": {"keys": [], "seen": deque([0]), "names": set()}}
+        self.cache: dict[str, Any] = {"layer": {"keys": [], "order": deque([0]), "names": set()}}
         self.pair = (torch.zeros(1), [])
         self.cache["self"] = self.cache
         self.sized, self.array = torch.zeros(1), np.zeros(1)
@@ -140,7 +140,7 @@ class Deep(nn.Module):
         return [*sizes, self.pair[0].item(), hasattr(self, "late")]
 
     def forward(self, x: Tensor) -> Tensor:
-        for each in (self.cache["layer"]["keys"], self.cache["layer"]["seen"], self.pair[1]):
+        for each in (self.cache["layer"]["keys"], self.cache["layer"]["order"], self.pair[1]):
             each.append(1)
         self.cache["layer"]["names"].add("a")
         self.pair[0].add_(1)
@@ -173,7 +173,7 @@ class Counts(nn.Linear):
 
     def __init__(self, *sizes: int) -> None:
         super().__init__(*sizes)
-        self.kept = 3
+        self.constant = 3
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
@@ -182,20 +182,20 @@ class Counts(nn.Linear):
 
 def test_parts_with_parametrizations_and_hooks_are_reset() -> None:
     module = nn.Sequential(weight_norm(Counts(3, 3)), nn.Linear(3, 2), nn.Tanh())
-    module[1].register_forward_hook(lambda part, x, y: setattr(part, "seen", True))
+    module[1].register_forward_hook(lambda part, x, y: setattr(part, "flag", True))
     module[2].register_buffer("scratch", torch.zeros(1), persistent=False)
     model = FlatModel(module)
     model.load(model.w.clone())
     model(torch.ones(4, 3))
-    assert module[0].calls == module[1].seen == 1
+    assert module[0].calls == module[1].flag == 1
     module[2].scratch += 1
     model.load(model.w.clone())
     assert module[0].calls == 0
-    assert not hasattr(module[1], "seen")
+    assert not hasattr(module[1], "flag")
     assert not module[2].scratch.any()
-    del module[0].kept
+    del module[0].constant
     model.load(model.w.clone())
-    assert module[0].kept == 3
+    assert module[0].constant == 3
 
 
 def test_a_view_of_a_weight_has_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -225,8 +225,8 @@ def test_clients_do_not_see_each_other(kind: str) -> None:
     def after_a_round(*clients: tuple[Tensor, Tensor]) -> Tensor:
         keys = {"participation": 1.0, "batch-size": 0, "local-epochs": 3, "lr": 1e-4}
         keys |= {"clip-norm": 0.0, "rounds": 1}
-        found = simulate("fedavg", model=deepcopy(module), clients=clients, **keys)
-        return torch.cat([part.reshape(-1) for part in found.model.values()])
+        history = simulate("fedavg", model=deepcopy(module), clients=clients, **keys)
+        return torch.cat([part.reshape(-1) for part in history.model.values()])
 
     one, other, both = after_a_round(data[0]), after_a_round(data[1]), after_a_round(*data)
     assert torch.allclose(both, (one + other) / 2, rtol=0, atol=1e-6)

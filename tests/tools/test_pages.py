@@ -76,15 +76,15 @@ def test_a_page_lists_exactly_the_refused_settings(name: str) -> None:
     base = {"algo": name, "fraction-train": 1.0}
     if Gossip in map(type, default_plugins(BUILT_IN[name])):
         del settings["gossip.topology"]
-    for key, (value, shown) in settings.items():
+    for key, (value, label) in settings.items():
         extra = needs.get(key, {})
         try:
             RunConfig.make({**base, **extra, key: value})
         except ValueError:
             plugin_refused = "relaxed-init" in refused and key == "relaxed-init.center"
-            assert shown in refused or plugin_refused, f"{key}={value}"
+            assert label in refused or plugin_refused, f"{key}={value}"
         else:
-            assert shown not in refused, f"{key}={value}"
+            assert label not in refused, f"{key}={value}"
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -62,18 +62,18 @@ def test_stale_files_are_named_and_then_written(
         (copy / name).write_text(text.replace(old, new))
     (copy / "docs" / "methods" / "gone.md").write_text("of a method that is gone")
     (copy / "docs" / "methods" / "sam.md").unlink()
-    stale = ["README.md", "docs/methods/fedinit.md", "docs/methods/gone.md"]
-    stale += ["docs/methods/sam.md", "docs/results/reproduction.md"]
-    stale += ["fedaccord/experiments/analysis/options.json"]
-    stale += ["fedaccord/strategies/__init__.py", "pyproject.toml"]
+    files = ["README.md", "docs/methods/fedinit.md", "docs/methods/gone.md"]
+    files += ["docs/methods/sam.md", "docs/results/reproduction.md"]
+    files += ["fedaccord/experiments/analysis/options.json"]
+    files += ["fedaccord/strategies/__init__.py", "pyproject.toml"]
 
     assert run(monkeypatch, "--check") == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines == [*(f"{name} is stale" for name in stale), "run `uv run python tools/sync.py`"]
+    assert lines == [*(f"{name} is stale" for name in files), "run `uv run python tools/sync.py`"]
     assert "(documents" in (copy / "README.md").read_text()  # nothing is written
 
     assert run(monkeypatch) == 0
-    assert capsys.readouterr().out.splitlines() == [f"{name} written" for name in stale]
+    assert capsys.readouterr().out.splitlines() == [f"{name} written" for name in files]
     assert {name: (copy / name).read_text() for name in before} == before
     assert not (copy / "docs" / "methods" / "gone.md").exists()
     assert run(monkeypatch, "--check") == 0

@@ -22,21 +22,21 @@ def text(**changes: Any) -> str:
     return json.dumps({**json.loads(dumps(HALF)), **changes})
 
 
-def refused(line: str, written: str) -> str:
+def refused(line: str, content: str) -> str:
     with pytest.raises(ValueError, match=r"^expected") as error:
-        loads(written)
-    found = str(error.value)
-    assert found.startswith(line)
-    assert "\n" not in found
-    return found
+        loads(content)
+    message = str(error.value)
+    assert message.startswith(line)
+    assert "\n" not in message
+    return message
 
 
 @pytest.mark.parametrize(("name", "plugins"), COMBINATIONS + COMPRESSED)
 def test_every_method_with_every_plug_in_travels_as_text(name: str, plugins: str) -> None:
     half = make(name, plugins).client_half()
-    found = loads(dumps(half))
-    assert found == half
-    assert list(map(type, (found.rule, *found.plugins))) == list(
+    copy = loads(dumps(half))
+    assert copy == half
+    assert list(map(type, (copy.rule, *copy.plugins))) == list(
         map(type, (half.rule, *half.plugins))
     )
 
@@ -86,13 +86,13 @@ def test_a_class_may_be_defined_again_as_in_a_notebook() -> None:
 def test_a_name_that_is_not_registered_is_refused_and_imports_nothing(
     name: str, module: str
 ) -> None:
-    known = set(sys.modules)
-    for written in (text(rule={"class": name}), text(plugins=[{"class": name}])):
-        line = refused("expected a message with a ", written)
+    modules = set(sys.modules)
+    for content in (text(rule={"class": name}), text(plugins=[{"class": name}])):
+        line = refused("expected a message with a ", content)
         assert f"that this client knows, got {name!r}" in line
         assert "install the same version" in line
     assert module not in sys.modules
-    assert set(sys.modules) == known
+    assert set(sys.modules) == modules
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ def test_a_part_without_a_class_is_refused(part: Any) -> None:
     "written",
     ["", "{", "no JSON", "[]", "7", "null", '{"rule": {}}', '{"plugins": []}', text(plugins=None)],
 )
-def test_text_that_is_no_client_half_is_refused(written: str) -> None:
-    refused("expected a message with the rule that FedAccord's server wrote, got ", written)
+def test_text_that_is_no_client_half_is_refused(content: str) -> None:
+    refused("expected a message with the rule that FedAccord's server wrote, got ", content)
 
 
 def test_a_field_that_is_no_plain_value_does_not_travel() -> None:

@@ -49,9 +49,9 @@ def content(**extra: Any) -> RecordDict:
 def test_an_instruction_survives_the_wire() -> None:
     sent = content(note="x")
     for received in (sent, *(wire(sent) for wire in WIRES)):
-        found = read_instruction(message(received))
-        assert found == INSTRUCTION
-        assert type(found.half.rule) is FedDynClient
+        copy = read_instruction(message(received))
+        assert copy == INSTRUCTION
+        assert type(copy.half.rule) is FedDynClient
         assert received.config_records["config"]["note"] == "x"
 
 
@@ -75,8 +75,8 @@ def test_a_message_of_another_strategy_is_one_line(missing: str) -> None:
 
 @pytest.mark.parametrize("change", ["", "[]", "7", "field more", "field less", "half", "shapes"])
 def test_an_instruction_of_another_version_is_one_line(change: str) -> None:
-    received = content()
-    fields = json.loads(str(received.config_records["config"]["instruction"]))
+    record = content()
+    fields = json.loads(str(record.config_records["config"]["instruction"]))
     if change == "field more":
         fields["newer"] = 1
     elif change == "field less":
@@ -84,9 +84,9 @@ def test_an_instruction_of_another_version_is_one_line(change: str) -> None:
     elif change in fields:
         fields[change] = 5
     text = change if change in ("", "[]", "7") else json.dumps(fields)
-    received.config_records["config"]["instruction"] = text
+    record.config_records["config"]["instruction"] = text
     with pytest.raises(ValueError, match="expected an instruction of this version") as error:
-        read_instruction(message(received))
+        read_instruction(message(record))
     assert "install the same version" in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -98,21 +98,21 @@ OTHERS = [None, 0, PROTOCOL + 1, "1", True, [PROTOCOL]]  # None: before there we
 def test_an_instruction_of_another_protocol_is_refused_in_a_line_that_names_both(
     number: Any,
 ) -> None:
-    received = content()
-    fields = json.loads(str(received.config_records["config"]["instruction"]))
+    record = content()
+    fields = json.loads(str(record.config_records["config"]["instruction"]))
     assert fields["protocol"] == PROTOCOL
     fields["newer"] = 1  # whatever else it may hold
     fields["protocol"] = number
     if number is None:
         del fields["protocol"]
-    received.config_records["config"]["instruction"] = json.dumps(fields)
+    record.config_records["config"]["instruction"] = json.dumps(fields)
     with pytest.raises(ValueError, match=refusal("server", number)):
-        read_instruction(message(received))
+        read_instruction(message(record))
 
 
 def refusal(other: str, number: Any) -> str:
-    found = "one without a number" if number is None else f"protocol {number!r}"
-    line = f"expected a {other} with protocol {PROTOCOL}, as here, got {found}: install the same "
+    words = "one without a number" if number is None else f"protocol {number!r}"
+    line = f"expected a {other} with protocol {PROTOCOL}, as here, got {words}: install the same "
     return f"^{re.escape(line)}version of FedAccord on server and clients$"
 
 
@@ -126,10 +126,10 @@ def test_a_callers_own_keys_may_not_take_ours(key: str) -> None:
 @pytest.mark.parametrize("key", ["config", "mine"])
 def test_a_callers_own_config_is_in_a_record_of_its_name(key: str) -> None:
     check_own_config({"note": "x"}, key)
-    sent = RecordDict({"config": write_instruction(INSTRUCTION)})
-    found = with_config(sent, {"note": "x", "server-round": 9}, key, 3)[key]
-    assert (found["note"], found["server-round"]) == ("x", 3)
-    assert read_instruction(message(sent)) == INSTRUCTION
+    record = RecordDict({"config": write_instruction(INSTRUCTION)})
+    config = with_config(record, {"note": "x", "server-round": 9}, key, 3)[key]
+    assert (config["note"], config["server-round"]) == ("x", 3)
+    assert read_instruction(message(record)) == INSTRUCTION
     with pytest.raises(ValueError, match=r"^configrecord_key: expected another name than"):
         check_own_config({}, "down")
 

@@ -54,17 +54,17 @@ def test_what_is_packed_is_unpacked_without_a_copy() -> None:
     record = pack(Down(w, missed))
     assert isinstance(record, ArrayRecord)
     assert list(record) == ["w", "missed"]
-    found = unpack(Down, record)
-    assert type(found) is Down
-    assert found.w.data_ptr() == w.data_ptr()
-    assert found.missed is not None
-    assert found.missed.data_ptr() == missed.data_ptr()
+    down = unpack(Down, record)
+    assert type(down) is Down
+    assert down.w.data_ptr() == w.data_ptr()
+    assert down.missed is not None
+    assert down.missed.data_ptr() == missed.data_ptr()
 
 
 def test_a_vector_in_process_is_the_very_tensor() -> None:
     array = TensorArray(vector())
     assert to_tensor(array) is array.__dict__["tensor"]
-    assert "bytes" not in array.__dict__  # nobody asked for them
+    assert "bytes" not in array.__dict__  # they were not requested
     array.data  # noqa: B018
     assert "bytes" in array.__dict__
 
@@ -105,9 +105,9 @@ BAD: dict[str, tuple[dict[str, Tensor], str]] = {
 def test_unpacking_says_in_one_line_what_does_not_fit(bad: str) -> None:
     tensors, line = BAD[bad]
     for record in (to_record(tensors), ArrayRecord(dict(tensors))):
-        with pytest.raises(ValueError, match=r"^expected") as refused:
+        with pytest.raises(ValueError, match=r"^expected") as error:
             unpack(Down, record, like=vector())
-        assert str(refused.value) == line
+        assert str(error.value) == line
 
 
 # --- on the wire ----------------------------------------------------------------------------------
@@ -125,9 +125,9 @@ def test_vectors_survive_the_wire_bit_for_bit(
         assert isinstance(received[name], Array)
         assert (received[name].dtype, received[name].shape) == (str(dtype)[6:], (6,))
         assert torch.equal(to_tensor(received[name]), sent)
-    found = unpack(Down, received, like=w)
-    assert found.w.dtype == dtype
-    found.w.add_(1)  # it may be written to
+    down = unpack(Down, received, like=w)
+    assert down.w.dtype == dtype
+    down.w.add_(1)  # it may be written to
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -139,8 +139,8 @@ def test_vectors_survive_the_wire_bit_for_bit(
 def test_any_shape_and_layout_survives_the_wire(
     wire: Callable[[RecordDict], RecordDict], tensor: Tensor
 ) -> None:
-    received = wire(RecordDict({"r": to_record({"x": tensor})})).array_records["r"]["x"]
-    assert torch.equal(to_tensor(received), tensor)
+    array = wire(RecordDict({"r": to_record({"x": tensor})})).array_records["r"]["x"]
+    assert torch.equal(to_tensor(array), tensor)
 
 
 def test_objects_name_their_type_as_flowers_own_arrays_do() -> None:
@@ -192,11 +192,11 @@ def test_a_dict_of_vectors_by_round_survives() -> None:
     wire = through_protobuf(RecordDict({"state": record}))["state"]
     assert isinstance(wire, ArrayRecord)
     nothing = torch.empty(0)
-    for received in (record, wire):
-        found = unpack_state(Seen(nothing, {}), received)
-        assert type(found) is Seen
-        assert list(found.seen) == [0, 12]
-        assert all(torch.equal(found.seen[t], v) for t, v in state.seen.items())
+    for source in (record, wire):
+        copy = unpack_state(Seen(nothing, {}), source)
+        assert type(copy) is Seen
+        assert list(copy.seen) == [0, 12]
+        assert all(torch.equal(copy.seen[t], v) for t, v in state.seen.items())
 
 
 @pytest.mark.parametrize(

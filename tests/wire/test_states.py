@@ -48,11 +48,11 @@ def run(method: FederatedStrategy) -> Run:
             config = LocalConfig(t, T, 0.1, 0.01, 1.0, i, 0, SHAPES, steps=2)
             downs.append(broadcast(method, s, i))
             state = states[i] if i in states else half.init(downs[-1].w, w, config)
-            done = client_round(half, downs[-1], state, config, Solver(float(i)))
-            states[i] = done.state
-            ups.append(done.up)
-            received = half.decode(done.up, downs[-1], w.to("meta"))
-            replies.append(Reply(i, received.up, 2, 5, received.w_i0))
+            result = client_round(half, downs[-1], state, config, Solver(float(i)))
+            states[i] = result.state
+            ups.append(result.up)
+            decoded = half.decode(result.up, downs[-1], w.to("meta"))
+            replies.append(Reply(i, decoded.up, 2, 5, decoded.w_i0))
         s = server_round(method, half, s, replies).state
     return Run(s, states, downs, ups)
 
@@ -86,28 +86,28 @@ def same(a: Any, b: Any) -> bool:
 def packed(value: Any) -> list[ArrayRecord]:
     """As it stays in process, and as it comes out of a real message."""
     record = pack(value)
-    received = through_protobuf(RecordDict({"x": record}))["x"]
-    assert isinstance(received, ArrayRecord)
-    return [record, received]
+    copy = through_protobuf(RecordDict({"x": record}))["x"]
+    assert isinstance(copy, ArrayRecord)
+    return [record, copy]
 
 
 @pytest.mark.parametrize(("name", "plugins"), COMBINATIONS + COMPRESSED)
 def test_messages_and_states_come_back_equal(name: str, plugins: str) -> None:
     method = make(name, plugins)
-    found = run(method)
+    result = run(method)
     half = method.client_half()
     template = state_like(half, SHAPES)
-    for state in found.clients.values():
+    for state in result.clients.values():
         for record in packed(state):
             assert same(unpack_state(template, record), state)
-    for record in packed(found.server.server):
+    for record in packed(result.server.server):
         server = unpack_state(method.init(torch.empty(0)), record)
-        assert same(server, found.server.server)
+        assert same(server, result.server.server)
     like = torch.empty(D, dtype=torch.float64, device="meta")
     form = None if any(plugin.loses for plugin in half.plugins) else like
     for kind, messages, expected in (
-        (half.receives, found.downs, like),
-        (half.sends, found.ups, form),
+        (half.receives, result.downs, like),
+        (half.sends, result.ups, form),
     ):
         for record in packed(messages[-1]):
             assert same(unpack(kind, record, like=expected), messages[-1])
@@ -122,12 +122,12 @@ def test_the_server_of_afedpd_keeps_a_vector_for_each_last_seen_round() -> None:
     s = first_state(method, w, C)
     for t, i in enumerate((2, 0, 1)):
         config = LocalConfig(t, T, 0.1, 0.0, 0.0, i, 0, SHAPES)
-        done = client_round(
+        result = client_round(
             half, broadcast(method, s, i), half.init(w, w, config), config, Solver(i)
         )
-        s = server_round(method, half, s, [Reply(i, done.up, 2, 5)]).state
+        s = server_round(method, half, s, [Reply(i, result.up, 2, 5)]).state
     for record in packed(s.server):
         assert [*record] == ["lam_bar", "lam_bar_after.0", "lam_bar_after.1", "lam_bar_after.2"]
-        found = unpack_state(method.init(torch.empty(0)), record)
-        assert same(found, s.server)
-        assert len({v.sum().item() for v in found.lam_bar_after.values()}) == 3
+        copy = unpack_state(method.init(torch.empty(0)), record)
+        assert same(copy, s.server)
+        assert len({v.sum().item() for v in copy.lam_bar_after.values()}) == 3

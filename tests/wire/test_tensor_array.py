@@ -20,9 +20,9 @@ W = torch.randn(1000)
 
 def travelled(record: ArrayRecord) -> tuple[ArrayRecord, bytes, list[memoryview]]:
     """The record as it arrives, its pickle, and the memory, not to be written to, beside it."""
-    sent: list[pickle.PickleBuffer] = []
-    words = pickle.dumps(record, protocol=5, buffer_callback=sent.append)
-    memory = [memoryview(bytes(buffer.raw())) for buffer in sent]
+    buffers: list[pickle.PickleBuffer] = []
+    words = pickle.dumps(record, protocol=5, buffer_callback=buffers.append)
+    memory = [memoryview(bytes(buffer.raw())) for buffer in buffers]
     return cast(ArrayRecord, pickle.loads(words, buffers=memory)), words, memory
 
 
@@ -33,19 +33,19 @@ def lies_in(tensor: Tensor, memory: memoryview) -> bool:
 def test_a_message_is_read_where_it_lies() -> None:
     twice = travelled(to_record({"w": W}))[0]  # as a client that hands it on
     for record in (to_record({"w": W}), twice):
-        received, words, memory = travelled(record)
+        copy, words, memory = travelled(record)
         assert len(words) < 1000  # the vector is not among them
-        assert type(received["w"]) is TensorArray
-        w = to_tensor(received["w"])
+        assert type(copy["w"]) is TensorArray
+        w = to_tensor(copy["w"])
         assert lies_in(w, memory[0])
         assert torch.equal(w, W)
-        assert torch.equal(torch.from_numpy(received["w"].numpy()), W)
+        assert torch.equal(torch.from_numpy(copy["w"].numpy()), W)
 
 
 def test_its_memory_is_the_tensors_until_it_is_carried() -> None:
-    sent: list[pickle.PickleBuffer] = []
-    pickle.dumps(to_record({"w": W}), protocol=5, buffer_callback=sent.append)
-    assert lies_in(W, sent[0].raw())
+    buffers: list[pickle.PickleBuffer] = []
+    pickle.dumps(to_record({"w": W}), protocol=5, buffer_callback=buffers.append)
+    assert lies_in(W, buffers[0].raw())
 
 
 def test_what_a_client_remembers_is_taken_out_of_it() -> None:
@@ -63,9 +63,9 @@ def test_what_a_client_remembers_is_taken_out_of_it() -> None:
 
 
 def test_a_pickle_without_buffers_beside_it_gives_a_vector_of_its_own() -> None:
-    received = pickle.loads(pickle.dumps(pack(Model(W))))
-    to_tensor(received["w"]).add_(1)
-    assert not torch.equal(to_tensor(received["w"]), W)
+    copy = pickle.loads(pickle.dumps(pack(Model(W))))
+    to_tensor(copy["w"]).add_(1)
+    assert not torch.equal(to_tensor(copy["w"]), W)
 
 
 @pytest.mark.parametrize(

@@ -39,12 +39,12 @@ def test_a_certificate_is_checked_against_hosts_key_and_authority(authority: Aut
 def handshake(authority: x509.Certificate, server: Path, host: str) -> None:
     """A TLS handshake in memory, with Python's strictest checks."""
     one, other = ssl.MemoryBIO(), ssl.MemoryBIO()
-    here = ssl.create_default_context(cadata=as_pem(authority).decode())
-    here.verify_flags |= ssl.VERIFY_X509_STRICT
-    there = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    there.load_cert_chain(server)
-    client = here.wrap_bio(one, other, server_hostname=host)
-    accepted = there.wrap_bio(other, one, server_side=True)
+    client_context = ssl.create_default_context(cadata=as_pem(authority).decode())
+    client_context.verify_flags |= ssl.VERIFY_X509_STRICT
+    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_context.load_cert_chain(server)
+    client = client_context.wrap_bio(one, other, server_hostname=host)
+    accepted = server_context.wrap_bio(other, one, server_side=True)
     for _ in range(3):
         for side in (client, accepted):
             try:
@@ -85,8 +85,8 @@ def test_flower_accepts_a_devices_key(tmp_path: Path) -> None:
     registered = serialization.load_ssh_public_key(public)
     assert isinstance(registered, ec.EllipticCurvePublicKey)
     assert registered.curve.name == "secp384r1"
-    sent = serialization.load_pem_public_key(certificates.public_key(tmp_path / "key"))
-    assert sent == registered
+    public_key = serialization.load_pem_public_key(certificates.public_key(tmp_path / "key"))
+    assert public_key == registered
     signature = certificates.sign(tmp_path / "key", b"2026")
     registered.verify(signature, b"2026", ec.ECDSA(hashes.SHA256()))
     other, _ = certificates.make_device_key()

@@ -191,12 +191,12 @@ def clothes(**files: bytes | None) -> Maker:
         **{"train-images-idx3-ubyte": idx(CLOTHES), "train-labels-idx1-ubyte": labels},
         **{"t10k-images-idx3-ubyte": idx(CLOTHES), "t10k-labels-idx1-ubyte": labels},
     }
-    changed = {name.replace("_", "-"): content for name, content in files.items()}
+    changes = {name.replace("_", "-"): content for name, content in files.items()}
 
     def make(folder: Path) -> Settings:
         raw = folder / "FashionMNIST" / "raw"
         raw.mkdir(parents=True)
-        for name, content in (sound | changed).items():
+        for name, content in (sound | changes).items():
             if content is not None:
                 (raw / name).write_bytes(content)
         return {"dataset": "fashion-mnist", "data-dir": str(folder)}

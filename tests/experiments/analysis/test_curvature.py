@@ -53,10 +53,10 @@ def test_the_top_eigenvalue_and_its_vector_are_those_of_the_dense_hessian(
 ) -> None:
     w = point(surface, seed)
     values, vectors = torch.linalg.eigh(dense(surface, w))
-    found = curvature.top_eigenvalue(surface.product(w), seeded(), w, tol=1e-7, steps=5000)
-    assert found.value == pytest.approx(float(values[-1]), rel=1e-6)
-    assert abs(float(found.vector @ vectors[:, -1])) == pytest.approx(1, abs=1e-6)
-    assert found.residual <= 1e-7
+    result = curvature.top_eigenvalue(surface.product(w), seeded(), w, tol=1e-7, steps=5000)
+    assert result.value == pytest.approx(float(values[-1]), rel=1e-6)
+    assert abs(float(result.vector @ vectors[:, -1])) == pytest.approx(1, abs=1e-6)
+    assert result.residual <= 1e-7
 
 
 @pytest.mark.parametrize(("diagonal", "value"), [((-5.0, 1.0, 2.0), 2), ((0.0, 0.0), 0)])
@@ -64,9 +64,9 @@ def test_the_largest_eigenvalue_is_not_that_of_largest_magnitude(
     diagonal: tuple[float, ...], value: float
 ) -> None:
     h = torch.diag(torch.tensor(diagonal, dtype=DOUBLE))
-    found = curvature.top_eigenvalue(lambda v: h @ v, seeded(), h[0], tol=1e-9, steps=1000)
-    assert found.value == pytest.approx(value, abs=1e-9)
-    assert value or found.steps == 1  # no curvature: it ends
+    result = curvature.top_eigenvalue(lambda v: h @ v, seeded(), h[0], tol=1e-9, steps=1000)
+    assert result.value == pytest.approx(value, abs=1e-9)
+    assert value or result.steps == 1  # no curvature: it ends
 
 
 def test_the_trace_over_orthogonal_signs_is_that_of_the_dense_hessian(surface: Surface) -> None:
@@ -75,15 +75,15 @@ def test_the_trace_over_orthogonal_signs_is_that_of_the_dense_hessian(surface: S
     hadamard = torch.ones(1, 1, dtype=DOUBLE)
     for _ in range(4):
         hadamard = torch.kron(torch.tensor([[1.0, 1], [1, -1]], dtype=DOUBLE), hadamard)
-    found = curvature.trace(surface.product(w), hadamard)
-    assert found.mean == pytest.approx(float(dense(surface, w).trace()), rel=1e-6)
+    estimate = curvature.trace(surface.product(w), hadamard)
+    assert estimate.mean == pytest.approx(float(dense(surface, w).trace()), rel=1e-6)
 
 
 def test_random_signs_estimate_it_within_their_error(surface: Surface) -> None:
     w = point(surface)
-    found = curvature.trace(surface.product(w), curvature.signs(200, seeded(), w))
-    assert abs(found.mean - float(dense(surface, w).trace())) < 4 * found.error
-    assert found.error < 0.2 * abs(found.mean)
+    estimate = curvature.trace(surface.product(w), curvature.signs(200, seeded(), w))
+    assert abs(estimate.mean - float(dense(surface, w).trace())) < 4 * estimate.error
+    assert estimate.error < 0.2 * abs(estimate.mean)
     (one,) = curvature.signs(1, seeded(), w)
     assert {*one.tolist()} == {-1, 1}
 
@@ -123,7 +123,7 @@ def test_a_filter_of_a_direction_has_the_norm_of_the_weights_filter() -> None:
 
 def test_the_landscape_has_the_model_at_its_centre_and_its_axes_in_order(surface: Surface) -> None:
     w, one, two = (point(surface, seed) for seed in (3, 4, 5))
-    found = curvature.landscape(surface, w, one, two, [-0.5, 0.0, 1.0])
-    assert float(found[1, 1]) == surface.value(w)
-    assert float(found[1, 2]) == pytest.approx(surface.value(w + one))
-    assert float(found[0, 1]) == pytest.approx(surface.value(w - 0.5 * two))
+    heights = curvature.landscape(surface, w, one, two, [-0.5, 0.0, 1.0])
+    assert float(heights[1, 1]) == surface.value(w)
+    assert float(heights[1, 2]) == pytest.approx(surface.value(w + one))
+    assert float(heights[0, 1]) == pytest.approx(surface.value(w - 0.5 * two))

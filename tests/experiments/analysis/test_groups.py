@@ -24,22 +24,22 @@ def test_seeds_are_one_group_and_its_label_has_what_differs(tmp_path: Path) -> N
         write(tmp_path, [0.1, 0.5], seed=seed, threads=seed + 1, workers=seed)
     write(tmp_path, [0.1, 0.6], lr=0.05)
     write(tmp_path, [0.1, 0.7], algo="scaffold")
-    found = {group.label: group for group in groups(tmp_path)}
-    assert {*found} == {"fedavg lr=0.1", "fedavg lr=0.05", "scaffold lr=0.1"}
-    both = found["fedavg lr=0.1"]
+    by_label = {group.label: group for group in groups(tmp_path)}
+    assert {*by_label} == {"fedavg lr=0.1", "fedavg lr=0.05", "scaffold lr=0.1"}
+    both = by_label["fedavg lr=0.1"]
     assert [run.settings["seed"] for run in both.runs] == [0, 1]
     assert [*both.tables[1]["test-accuracy"]] == [0.1, 0.5]
 
 
 def test_settings_that_affect_no_number_do_not_split_a_group(tmp_path: Path) -> None:
     free = sorted(affecting("records", "speed", "place") - {"name", "out-dir"})
-    used = {"gossip.topology": "ring", "dp.epsilon": 1.0}  # the tables are in use
+    base = {"gossip.topology": "ring", "dp.epsilon": 1.0}  # the tables are in use
     for seed, key in enumerate(["none", *free]):
-        write(tmp_path, [0.1, 0.5], seed=seed, **used, **({key: "other"} if key != "none" else {}))
+        write(tmp_path, [0.1, 0.5], seed=seed, **base, **({key: "other"} if key != "none" else {}))
     (group,) = groups(tmp_path)
     assert len(group.runs) == 1 + len(free)
     assert any("tracker" in run.settings for run in group.runs)
-    write(tmp_path, [0.1, 0.5], seed=len(free) + 1, **used, **{"max-update-norm": 2.0})
+    write(tmp_path, [0.1, 0.5], seed=len(free) + 1, **base, **{"max-update-norm": 2.0})
     assert len(groups(tmp_path)) == 2
 
 
@@ -48,9 +48,9 @@ def test_other_data_or_code_behind_equal_settings_is_another_group(tmp_path: Pat
         write(tmp_path / folder, [0.1, 0.5], contents={"samples": "3", "model": model})
     write(tmp_path / "d", [0.1, 0.7], seed=1)  # of an earlier version
     write(tmp_path / "e", [0.1, 0.7], lr=0.05, contents={"samples": "4"})
-    found = {group.label: len(group.runs + group.repeats) for group in groups(tmp_path)}
+    sizes = {group.label: len(group.runs + group.repeats) for group in groups(tmp_path)}
     equal = "fedavg lr=0.1 contents.model="
-    assert found == {"fedavg lr=0.05": 1, f"{equal}1": 2, f"{equal}2": 1, f"{equal}unknown": 1}
+    assert sizes == {"fedavg lr=0.05": 1, f"{equal}1": 2, f"{equal}2": 1, f"{equal}unknown": 1}
     assert several_contents(groups(tmp_path)) == ["samples", "model"]
     shutil.rmtree(tmp_path / "b")
     shutil.rmtree(tmp_path / "e")
@@ -73,13 +73,13 @@ def test_pytorch_is_loaded_for_the_options_of_other_packages_alone(tmp_path: Pat
     code = """import sys; from pathlib import Path; from fedaccord.runs import reader
 from fedaccord.experiments.analysis.groups import groups_of
 groups_of([reader.read(Path(sys.argv[1]))]); print('torch' in sys.modules)"""
-    found = []
+    outputs = []
     for keys in ({}, {"of-another-package.beta": 1.0}):
         path = write(tmp_path / str(len(keys)), [0.1, 0.5], contents={"samples": "3"}, **keys)
         command = [sys.executable, "-c", code, str(path)]
         result = subprocess.run(command, capture_output=True, text=True, check=True)
-        found.append(result.stdout.strip())
-    assert found == ["False", "True"]
+        outputs.append(result.stdout.strip())
+    assert outputs == ["False", "True"]
 
 
 def test_a_key_that_an_older_version_did_not_have_counts_as_its_default(tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_groups_are_in_the_order_of_their_methods_and_of_the_sizes_of_settings(
     for algo, lr, model in (("b", 0.2, "x"), ("a", 0.1, "y"), ("b", 0.1, "y"), ("b", 0.1, "x")):
         write(tmp_path, [0.1], algo=algo, lr=lr, model=model)
         (tmp_path / f"{algo}-{lr}-0").rename(tmp_path / f"{algo}{lr == 0.1}{model}")
-    found = groups_of([reader.read(tmp_path / name) for name in ("bFalsex", "bTruey", "aTruey")])
+    result = groups_of([reader.read(tmp_path / name) for name in ("bFalsex", "bTruey", "aTruey")])
     labels = ["b lr=0.1 model=y", "b lr=0.2 model=x", "a lr=0.1 model=y"]
-    assert [group.label for group in found] == labels
+    assert [group.label for group in result] == labels
     assert groups(tmp_path)[0].label == "a lr=0.1 model=y"
 
 
@@ -136,12 +136,12 @@ def test_trials_of_a_sweep_are_not_compared_with_the_tested_runs(tmp_path: Path)
 
 
 def test_labels_of_a_sweep_have_what_its_trials_chose(tmp_path: Path) -> None:
-    folder, tried = tmp_path / "sweep" / "runs", {"validation": 0.1, "num-server-rounds": 1}
+    folder, trial = tmp_path / "sweep" / "runs", {"validation": 0.1, "num-server-rounds": 1}
     for algo, keys in {"fedavg": (), "fedinit": ("relaxed-init.beta",), "feddyn": ()}.items():
         decay = {"lr-decay": 0.999 if algo == "feddyn" else 0.998}
         for lr in (0.05, 0.1):
             own = dict.fromkeys(keys, lr / 2)
-            write(folder, [0.1, 0.5], algo=algo, lr=lr, **decay, **own, **tried)
+            write(folder, [0.1, 0.5], algo=algo, lr=lr, **decay, **own, **trial)
         own = dict.fromkeys(keys, 0.05)
         write(folder, [0.1, 0.6], algo=algo, lr=0.1, seed=1, validation=0.0, **decay, **own)
     (folder.parent / DEFAULTS).write_text("{}")
@@ -172,11 +172,11 @@ def test_a_seed_that_was_run_again_is_marked_and_counts_once(tmp_path: Path) -> 
         shutil.copytree(first, tmp_path / copy)
     (group,) = groups(tmp_path)
     assert (len(group.runs), len(group.tables), len(group.repeats)) == (1, 1, 3)
-    found = summary([group])
-    assert found.rows[0]["seeds"] == "1 (0), 3 repeats"
-    assert text(found.rows[0]["test-accuracy-last"]) == "70.00%"
-    assert not any("±" in cell for cell in found.texts().to_numpy().ravel())
-    numbers = found.numbers().to_dict("records")[0]
+    table = summary([group])
+    assert table.rows[0]["seeds"] == "1 (0), 3 repeats"
+    assert text(table.rows[0]["test-accuracy-last"]) == "70.00%"
+    assert not any("±" in cell for cell in table.texts().to_numpy().ravel())
+    numbers = table.numbers().to_dict("records")[0]
     assert (numbers["seeds"], numbers["runs"], numbers["repeats"]) == ([0], 1, 3)
     assert np.isnan(numbers["test-accuracy-last-std"])
     write(tmp_path, [0.1, 0.5, 0.9], seed=1)

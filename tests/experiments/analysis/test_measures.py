@@ -46,17 +46,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
-def by_name(found: list[Measure]) -> dict[str, float]:
-    return {measure.name: measure.value for measure in found}
+def by_name(results: list[Measure]) -> dict[str, float]:
+    return {measure.name: measure.value for measure in results}
 
 
 def test_excess_risk_is_split_against_the_best_train_loss_or_a_reference(folder: Path) -> None:
     saved = Saved(folder / "long", {})
     own = by_name([*measures.risk(saved, None)])
     assert own["optimisation-error"] >= 0
-    reported = saved.run.summary
-    assert own["generalisation-gap"] == pytest.approx(reported["generalisation-gap-last"])
-    assert own["test-loss"] == pytest.approx(reported["test-loss-last"])
+    report = saved.run.summary
+    assert own["generalisation-gap"] == pytest.approx(report["generalisation-gap-last"])
+    assert own["test-loss"] == pytest.approx(report["test-loss-last"])
     short = Saved(folder / "short", {})
     assert "excess-risk" not in by_name([*measures.risk(short, None)])  # no train loss is known
     against = by_name([*measures.risk(short, folder / "long")])
@@ -93,10 +93,10 @@ def test_attention_has_a_second_derivative() -> None:
 def test_a_run_without_test_samples_has_the_other_measures(tmp_path: Path) -> None:
     words = ("dataset=tests.own:no_test", "model=linear", "num-clients=3", "fraction-evaluate=0")
     success(run(tmp_path, "name=x", "algo=fedavg", "evaluation=clients", *words))
-    found = invoke("measure", str(tmp_path / "runs" / "x"), *QUICK)
-    assert found.exit_code == 0, found.output
-    assert "train-loss" in found.stdout
-    assert "test-loss" not in found.stdout
+    result = invoke("measure", str(tmp_path / "runs" / "x"), *QUICK)
+    assert result.exit_code == 0, result.output
+    assert "train-loss" in result.stdout
+    assert "test-loss" not in result.stdout
 
 
 def test_fairness_is_over_the_clients_shares_of_the_test_samples(
@@ -111,7 +111,7 @@ def test_fairness_is_over_the_clients_shares_of_the_test_samples(
         return samples[0][i % 5 :], samples[1][i % 5 :]
 
     monkeypatch.setattr(saved.task, "client_test", unequal)
-    found = by_name([*measures.fairness(saved)])
+    values = by_name([*measures.fairness(saved)])
     accuracies, sizes = [], []
     for i in range(25):
         x, y = unequal(i)
@@ -120,10 +120,10 @@ def test_fairness_is_over_the_clients_shares_of_the_test_samples(
         hits = saved.model.module(inputs).argmax(1) == y
         accuracies.append(float(hits.double().mean()))
         sizes.append(len(y))
-    assert found["client-accuracy"] == pytest.approx(np.average(accuracies, weights=sizes))
-    assert found["client-accuracy-std"] == pytest.approx(np.std(accuracies))
+    assert values["client-accuracy"] == pytest.approx(np.average(accuracies, weights=sizes))
+    assert values["client-accuracy-std"] == pytest.approx(np.std(accuracies))
     worst = np.mean(sorted(accuracies)[:3])  # a tenth of 25, rounded up
-    assert found["client-accuracy-worst-tenth"] == pytest.approx(worst)
+    assert values["client-accuracy-worst-tenth"] == pytest.approx(worst)
 
 
 def missed(server: Mapping[str, torch.Tensor], t: int) -> torch.Tensor:
@@ -137,16 +137,16 @@ def test_dual_drift_is_zero_if_the_duals_are_those_of_a_stationary_point(
     assert not [*measures.duals(Saved(folder / "long", {}))]  # FedAvg has no duals
     saved = Saved(folder / "pd", {})
     assert by_name([*measures.duals(saved)])["dual-drift"] > 1e-3
-    found = Checkpoints(saved.path / "checkpoint").load()
+    last = Checkpoints(saved.path / "checkpoint").load()
 
     def exact(client: int) -> torch.Tensor:
         return -(saved.of_client(client).gradient(saved.w) + 0.01 * saved.w)
 
-    states = {  # less what the client has missed, which it is told when it comes back
-        i: (t, {"lam": exact(i) - missed(found.server, t)}) for i, (t, _) in found.clients.items()
+    states = {  # less what the client has missed, which it receives when it returns
+        i: (t, {"lam": exact(i) - missed(last.server, t)}) for i, (t, _) in last.clients.items()
     }
     monkeypatch.setattr(
-        Checkpoints, "load", lambda self: found._replace(clients=states), raising=True
+        Checkpoints, "load", lambda self: last._replace(clients=states), raising=True
     )
     assert by_name([*measures.duals(saved)])["dual-drift"] < 1e-20
 
@@ -155,7 +155,7 @@ def test_dual_drift_is_of_the_parts_at_the_clients(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = Saved(folder / "kept", {})
-    found = Checkpoints(saved.path / "checkpoint").load()
+    last = Checkpoints(saved.path / "checkpoint").load()
 
     def exact(client: int, local: torch.Tensor) -> torch.Tensor:
         saved.model.write_local(local.double())
@@ -163,10 +163,10 @@ def test_dual_drift_is_of_the_parts_at_the_clients(
 
     states = {
         i: (t, state | {"base.lam": exact(i, state["local"])})
-        for i, (t, state) in found.clients.items()
+        for i, (t, state) in last.clients.items()
     }
     assert not any(torch.equal(s["local"], saved.model.initial_local) for _, s in states.values())
-    monkeypatch.setattr(Checkpoints, "load", lambda self: found._replace(clients=states))
+    monkeypatch.setattr(Checkpoints, "load", lambda self: last._replace(clients=states))
     assert by_name([*measures.duals(saved)])["dual-drift"] < 1e-20
     assert torch.equal(saved.model.read_local(), saved.model.initial_local)
     result = success(invoke("measure", folder / "kept", *QUICK))
@@ -176,10 +176,10 @@ def test_dual_drift_is_of_the_parts_at_the_clients(
 
 def test_mean_of_the_virtual_duals_is_the_servers(folder: Path) -> None:
     """lam_bar is the mean of all duals, each with the steps that its client has missed."""
-    found = Checkpoints(folder / "pd" / "checkpoint").load()
-    server = found.server["server.lam_bar"]
-    absent = 4 - len(found.clients)  # their duals are all virtual: lam_bar
-    total = sum(state["lam"] + missed(found.server, t) for t, state in found.clients.values())
+    last = Checkpoints(folder / "pd" / "checkpoint").load()
+    server = last.server["server.lam_bar"]
+    absent = 4 - len(last.clients)  # their duals are all virtual: lam_bar
+    total = sum(state["lam"] + missed(last.server, t) for t, state in last.clients.values())
     torch.testing.assert_close((total + absent * server) / 4, server)
 
 
@@ -187,12 +187,12 @@ def test_the_command_prints_and_writes_every_measure(folder: Path, tmp_path: Pat
     out, picture = tmp_path / "m.json", tmp_path / "l.png"
     words = ("--out", out, "--landscape", picture, *QUICK)
     result = success(invoke("measure", folder / "pd", *words))
-    written = json.loads(out.read_text())
+    values = json.loads(out.read_text())
     lines = [line.split()[0] for line in result.stdout.splitlines()]
-    assert lines == [*written]
-    assert {"hessian-top-eigenvalue", "hessian-trace", "sharpness", "dual-drift"} <= {*written}
-    assert all(math.isfinite(value) for value in written.values())
-    assert written["hessian-top-eigenvalue"] > 0
+    assert lines == [*values]
+    assert {"hessian-top-eigenvalue", "hessian-trace", "sharpness", "dual-drift"} <= {*values}
+    assert all(math.isfinite(value) for value in values.values())
+    assert values["hessian-top-eigenvalue"] > 0
     pixels = np.asarray(Image.open(picture).convert("RGB"))
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
 
@@ -206,7 +206,7 @@ def test_several_runs_are_rows_and_their_landscapes_are_on_one_scale(
     shutil.copytree(runs / "long", runs / "other")
     config = runs / "other" / "config.toml"
     config.write_text(config.read_text().replace("seed = 0", "seed = 1"))
-    left = write(runs, [0.1], algo="scaffold")
+    path = write(runs, [0.1], algo="scaffold")
     shutil.copytree(runs / "long", runs / "stopped")
     config = runs / "stopped" / "config.toml"
     config.write_text(config.read_text().replace("seed = 0", "seed = 2"))
@@ -215,7 +215,7 @@ def test_several_runs_are_rows_and_their_landscapes_are_on_one_scale(
     picture = tmp_path / "l.png"
     result = success(invoke("measure", runs, "--landscape", picture, *QUICK))
     assert result.stderr.count("\n") == 2
-    assert f"left out: {left}: expected a completed run with model.safetensors" in result.stderr
+    assert f"left out: {path}: expected a completed run with model.safetensors" in result.stderr
     assert f"left out: {runs / 'stopped'}: expected a completed run with" in result.stderr
     each = [json.loads((runs / name / FILE).read_text()) for name in ("long", "other", "pd")]
     names = {*each[0], *each[2]}
@@ -227,9 +227,9 @@ def test_several_runs_are_rows_and_their_landscapes_are_on_one_scale(
     image = Image.open(picture)
     assert image.size[0] > 1.8 * image.size[1]  # two panels
     assert picture.stat().st_size <= 200_000
-    refused = invoke("measure", runs, "--out", tmp_path / "m.json", *QUICK)
-    assert refused.exit_code == 2
-    assert "--out: expected one run, got 5" in refused.stderr
+    failure = invoke("measure", runs, "--out", tmp_path / "m.json", *QUICK)
+    assert failure.exit_code == 2
+    assert "--out: expected one run, got 5" in failure.stderr
 
 
 def test_an_eigenvalue_that_is_not_converged_is_a_warning(
@@ -268,8 +268,8 @@ def test_measures_are_reproducible_because_the_seed_draws_the_samples(folder: Pa
 def test_invalid_arguments_give_one_line(
     folder: Path, tmp_path: Path, words: tuple[str, ...], reason: str
 ) -> None:
-    given = [word.format(tmp=tmp_path, run=folder / "long") for word in words]
-    result = invoke("measure", *given, *QUICK)
+    arguments = [word.format(tmp=tmp_path, run=folder / "long") for word in words]
+    result = invoke("measure", *arguments, *QUICK)
     assert (result.exit_code, result.stdout) == (2, "")
     assert reason in result.stderr
     assert result.stderr.count("\n") == 1

@@ -28,19 +28,19 @@ def test_the_sensitivity_of_a_sweep_is_by_its_tuning_metric(tmp_path: Path) -> N
         tuning = write(tmp_path, [0.1, 0.5], lr=lr, validation=0.1)
         table = tuning / "metrics.csv"
         table.write_text(table.read_text().replace("test-", "validation-"))
-    tested = write(tmp_path / "tests", [0.1, 0.6], lr=0.1, validation=0.0)
+    test_run = write(tmp_path / "tests", [0.1, 0.6], lr=0.1, validation=0.0)
     metric, those = tuned(groups(tmp_path))
     assert metric == "validation-accuracy"
     assert {group.settings["lr"] for group in those} == {0.05, 0.1}
-    assert all(run.path != tested for group in those for run in group.runs)
-    assert tuned(groups(tested))[0] == main_metric(groups(tmp_path)) == "test-accuracy"
+    assert all(run.path != test_run for group in those for run in group.runs)
+    assert tuned(groups(test_run))[0] == main_metric(groups(tmp_path)) == "test-accuracy"
 
 
 def test_a_run_that_failed_has_no_numbers(tmp_path: Path) -> None:
     for seed, accuracy in ((0, 0.7), (1, 0.1)):
         path = write(tmp_path, [0.1, accuracy], seed=seed)
-    failed = path / "summary.json"
-    failed.write_text(failed.read_text().replace("completed", "failed"))
+    file = path / "summary.json"
+    file.write_text(file.read_text().replace("completed", "failed"))
     (row,) = summary(groups(tmp_path), 0.05).rows
     assert row["test-accuracy-mean-of-last-10"].mean == 0.7  # type: ignore[union-attr]
     assert row["seeds"] == "2 (0, 1), 1 failed"
@@ -78,9 +78,9 @@ def test_the_cost_of_a_target_is_that_of_its_first_evaluation_over_the_runs_that
     write(tmp_path, [0.1, 0.6, 0.6, 0.6], seed=1)
     write(tmp_path, [0.1, 0.2, 0.3, 0.4], seed=2)
     (group,) = groups(tmp_path)
-    spent = to_target(group, "test-accuracy", 0.5)
-    assert spent["round"] == Spread(1.5, math.sqrt(0.5), 2)
-    assert spent["bytes"].mean == 22.5
+    costs = to_target(group, "test-accuracy", 0.5)
+    assert costs["round"] == Spread(1.5, math.sqrt(0.5), 2)
+    assert costs["bytes"].mean == 22.5
     assert to_target(group, "test-accuracy", 0.99)["round"].number == 0
     assert to_target(group, "test-loss", 0.4)["round"].mean == 2  # rounds 3 and 1
     assert final(group, "test-accuracy").mean == pytest.approx((0.6 + 0.6 + 0.3) / 3)
@@ -91,14 +91,14 @@ def test_runs_are_ranked_at_a_number_of_simulated_seconds(tmp_path: Path) -> Non
     write(tmp_path, [0.1, 0.6, 0.9], lr=0.1, clock=10.0)
     write(tmp_path, [0.1, 0.5, 0.7], lr=0.2, clock=4.0)
     write(tmp_path, [0.1, 0.2, 0.3], lr=0.3)  # without devices
-    found = groups(tmp_path)
+    every = groups(tmp_path)
     points = (None, Point(9.0), Point(10.0))
-    first = [ranked(found, "test-accuracy", at)[0].settings["lr"] for at in points]
+    first = [ranked(every, "test-accuracy", at)[0].settings["lr"] for at in points]
     assert first == [0.1, 0.2, 0.2]
-    assert up_to(found[0], "test-accuracy", Point(19.0)).mean == 0.6
-    assert math.isnan(up_to(found[2], "test-accuracy", Point(19.0)).mean)
-    assert to_target(found[0], "test-accuracy", 0.7)["clock"].mean == 20
-    row = summary(found, 0.7, at=9.0).rows[0]
+    assert up_to(every[0], "test-accuracy", Point(19.0)).mean == 0.6
+    assert math.isnan(up_to(every[2], "test-accuracy", Point(19.0)).mean)
+    assert to_target(every[0], "test-accuracy", 0.7)["clock"].mean == 20
+    row = summary(every, 0.7, at=9.0).rows[0]
     assert [*row][:2] == ["method", "test-accuracy-at-clock"]
     assert row["clock-to-target"] == Spread(8.0, math.nan, 1)
 
@@ -116,36 +116,36 @@ def test_without_a_clock_there_is_no_column_and_no_ranking_by_it(tmp_path: Path)
 def test_a_run_without_rounds_beside_private_ones_ends_nothing(tmp_path: Path) -> None:
     write(tmp_path, [0.1, 0.6], lr=0.1, epsilon=3.0)
     write(tmp_path, [], lr=0.2)
-    found = {row["rounds"]: row for row in summary(groups(tmp_path), 0.7).rows}
-    assert found[1]["dp-epsilon"].mean == 3.0
-    assert found[0]["dp-epsilon"].number == 0
+    rows = {row["rounds"]: row for row in summary(groups(tmp_path), 0.7).rows}
+    assert rows[1]["dp-epsilon"].mean == 3.0
+    assert rows[0]["dp-epsilon"].number == 0
 
 
 def test_runs_are_ranked_at_an_epsilon(tmp_path: Path) -> None:
     write(tmp_path, [0.1, 0.6, 0.9], lr=0.1, epsilon=3.0)
     write(tmp_path, [0.1, 0.5, 0.7], lr=0.2, epsilon=1.0)
     write(tmp_path, [0.1, 0.2, 0.95], lr=0.3)  # without privacy
-    found = summary(groups(tmp_path), 0.7, at="dp-epsilon=4")
-    assert [group.settings["lr"] for group in found.groups] == [0.2, 0.1, 0.3]
-    assert [row["test-accuracy-at-dp-epsilon"].mean for row in found.rows[:2]] == [0.7, 0.6]  # type: ignore[union-attr]
-    assert [row["dp-epsilon-to-target"].mean for row in found.rows[:2]] == [2, 6]  # type: ignore[union-attr]
-    assert [row["dp-epsilon"].mean for row in found.rows[:2]] == [2, 6]  # type: ignore[union-attr]
-    assert {"test-accuracy at 4 epsilon", "epsilon to 70.00%"} <= {*found.texts()}
+    table = summary(groups(tmp_path), 0.7, at="dp-epsilon=4")
+    assert [group.settings["lr"] for group in table.groups] == [0.2, 0.1, 0.3]
+    assert [row["test-accuracy-at-dp-epsilon"].mean for row in table.rows[:2]] == [0.7, 0.6]  # type: ignore[union-attr]
+    assert [row["dp-epsilon-to-target"].mean for row in table.rows[:2]] == [2, 6]  # type: ignore[union-attr]
+    assert [row["dp-epsilon"].mean for row in table.rows[:2]] == [2, 6]  # type: ignore[union-attr]
+    assert {"test-accuracy at 4 epsilon", "epsilon to 70.00%"} <= {*table.texts()}
     by_bytes = summary(groups(tmp_path), at="bytes=15").groups
     assert [group.settings["lr"] for group in by_bytes] == [0.1, 0.2, 0.3]
-    assert "dp-epsilon" in costs_of(found.groups)
-    assert "dp-epsilon" not in costs_of(found.groups[2:])
+    assert "dp-epsilon" in costs_of(table.groups)
+    assert "dp-epsilon" not in costs_of(table.groups[2:])
 
 
 def test_a_metric_of_ones_own_is_a_column_and_ranks_nothing(tmp_path: Path) -> None:
     for algo, accuracy, brier in (("fedavg", 0.5, 0.9), ("scaffold", 0.7, 0.4)):
         write(tmp_path, [0.1, accuracy, accuracy], algo=algo, brier=brier)
     write(tmp_path, [0.1, 0.6], algo="fedprox")
-    found = summary(groups(tmp_path))
-    assert found.metric == "test-accuracy"
-    values = [row["test-brier-mean-of-last-10"] for row in found.rows]
+    table = summary(groups(tmp_path))
+    assert table.metric == "test-accuracy"
+    values = [row["test-brier-mean-of-last-10"] for row in table.rows]
     assert [value.mean for value in values[::2]] == [0.4, 0.9]  # type: ignore[union-attr]
-    texts = found.texts()
+    texts = table.texts()
     assert [*texts["method"]] == ["scaffold", "fedprox", "fedavg"]
     assert [*texts["test-brier, last 10"]] == ["0.4000", "-", "0.9000"]
 
@@ -161,9 +161,9 @@ def test_smoothed_is_the_mean_of_the_last_twentieth_and_at_most_ten(
 
 def test_without_evaluations_there_is_no_number_to_reach(tmp_path: Path) -> None:
     write(tmp_path, [0.1])
-    found = summary(groups(tmp_path))
-    assert [*found.texts()][6:8] == ["rounds to the target", "bytes sent to the target"]
-    assert {text(cell) for key, cell in found.rows[0].items() if key.endswith("-target")} == {"-"}
+    table = summary(groups(tmp_path))
+    assert [*table.texts()][6:8] == ["rounds to the target", "bytes sent to the target"]
+    assert {text(cell) for key, cell in table.rows[0].items() if key.endswith("-target")} == {"-"}
 
 
 def test_equal_numbers_of_several_seeds_have_no_spread() -> None:

@@ -112,9 +112,9 @@ def test_many_runs_fit_a_phone_and_paper(tmp_path: Path, number: int) -> None:
         write(tmp_path, [0.1, 0.3 + 0.001 * i], algo=algo, lr=lr, seed=i // 3 % 3, name=str(i))
     success(invoke("report", tmp_path, "--out", tmp_path / "r.html"))
     with opened(tmp_path / "r.html") as browser:
-        shown = "return of('lines test-accuracy round').data.xs.length"
+        length = "return of('lines test-accuracy round').data.xs.length"
         rows = 3 * -(-number // 9)
-        assert browser.execute_script(MODEL + shown) == 2 * (rows if rows <= 20 else 3)
+        assert browser.execute_script(MODEL + length) == 2 * (rows if rows <= 20 else 3)
         size = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         browser.refresh()
@@ -124,8 +124,8 @@ def test_many_runs_fit_a_phone_and_paper(tmp_path: Path, number: int) -> None:
         wide = "return ['methods', 'curves', 'cost'].filter((id) => { const part = "
         wide += "document.querySelector(`#${id} .wide`); return part.scrollWidth > part.clientWidth"
         assert browser.execute_script(wide + "})") == []
-        printed = browser.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
-        assert b64decode(printed["data"]).count(b"/Type /Page\n") >= 2
+        pdf = browser.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
+        assert b64decode(pdf["data"]).count(b"/Type /Page\n") >= 2
         problems = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
         assert problems == []
 
@@ -142,18 +142,18 @@ def test_the_switches_choose_lines_metrics_and_axes(browser: Any, page: Path) ->
         code += "[plot[way + '_scale'].type, plot[way + '_range'].start, plot[way + '_range'].end])"
         return browser.execute_script(MODEL + code)
 
-    opened = lines()
+    first = lines()
     groups = groups_of([reader.read(run) for run in reader.find([page.parent / "runs"])])
     groups = ranked(groups, "test-accuracy")
-    assert len(opened[0]) == 2 * len(groups) == 8  # raw and smoothed
+    assert len(first[0]) == 2 * len(groups) == 8  # raw and smoothed
     for i, group in enumerate(groups):
         line = curve(group, "test-accuracy")
-        assert opened[1][2 * i + 1] == pytest.approx(line["raw"].tolist(), rel=1e-6)
-        assert opened[1][2 * i] == pytest.approx(line["smooth"].tolist(), rel=1e-6)
-    (x, y), raw = axes(), [value for line in opened[1] for value in line[1:]]
+        assert first[1][2 * i + 1] == pytest.approx(line["raw"].tolist(), rel=1e-6)
+        assert first[1][2 * i] == pytest.approx(line["smooth"].tolist(), rel=1e-6)
+    (x, y), raw = axes(), [value for line in first[1] for value in line[1:]]
     assert (x[0], y[0]) == ("LinearScale", "LinearScale")
     assert (x[1] < 0, x[2] > 1, y[1] < min(raw), y[2] > max(raw)) == (True,) * 4
-    assert y[1] > max(line[0] for line in opened[1])  # the untrained model is below the picture
+    assert y[1] > max(line[0] for line in first[1])  # the untrained model is below the picture
     browser.execute_script(MODEL + "of('axes test-accuracy round').active = 3")
     x, y = axes()
     assert (x[0], y[0], 0 < x[1] < 1, y[1] > 0) == ("LogScale", "LogScale", True, True)
@@ -161,10 +161,10 @@ def test_the_switches_choose_lines_metrics_and_axes(browser: Any, page: Path) ->
     browser.execute_script(MODEL + "of('groups').active = [0]")
     assert len(lines()[0]) == 2
     browser.execute_script(MODEL + "of('groups').active = [0, 1, 2, 3]")
-    assert lines() == opened
+    assert lines() == first
     browser.execute_script(MODEL + "of('measure test-accuracy round').value = 'test-loss'")
-    assert lines()[0] == opened[0]
-    assert lines()[1] != opened[1]
+    assert lines()[0] == first[0]
+    assert lines()[1] != first[1]
     browser.execute_script(MODEL + "of('measure test-accuracy round').value = 'generalisation-gap'")
     assert len(lines()[0]) == 2  # of the only run that has it
 
@@ -178,9 +178,9 @@ def test_at_1400_pixels_nothing_is_cut_off_and_every_plot_has_a_legend(browser: 
     legends = "return [...Bokeh.documents[0]._all_models.values()].filter((m) => "
     legends += "m.type == 'Figure').map((f) => [...f.center, ...f.below, ...f.above, ...f.right]"
     legends += ".filter((part) => ['Legend', 'ColorBar'].includes(part.type)).length)"
-    found = browser.execute_script(legends)
-    assert len(found) >= 7
-    assert {*found} == {1}
+    counts = browser.execute_script(legends)
+    assert len(counts) >= 7
+    assert {*counts} == {1}
     links = "return [...document.querySelectorAll('nav a')].map((a) => "
     links += "document.querySelector(a.hash + ' h2').getBoundingClientRect().height)"
     assert min(browser.execute_script(links)) > 10
@@ -255,10 +255,10 @@ def test_a_sweep_shows_its_tested_runs_and_its_trials_as_sensitivity(tmp_path: P
 
 def test_bars_count_good_and_dropped_replies(tmp_path: Path) -> None:
     rows = reader.read(write(tmp_path, [0.1, 0.2, 0.3, 0.4])).clients
-    found, again = plots._per_client([rows, rows[rows["round"] > 2]])
-    assert found.to_dict("split")["data"] == [[0, 3, 0, 3, 1, 2, 3], [1, 2, 1, 3, 2, 3, 4]]
-    assert [*found] == ["client", "good", "dropped", "asked", "min", "median", "max"]
-    assert again["good"].tolist() == [1, 1]
+    whole, end = plots._per_client([rows, rows[rows["round"] > 2]])
+    assert whole.to_dict("split")["data"] == [[0, 3, 0, 3, 1, 2, 3], [1, 2, 1, 3, 2, 3, 4]]
+    assert [*whole] == ["client", "good", "dropped", "asked", "min", "median", "max"]
+    assert end["good"].tolist() == [1, 1]
 
 
 def test_runs_of_an_earlier_version_have_bars_without_seconds(tmp_path: Path) -> None:

@@ -9,17 +9,17 @@ from tests.experiments.analysis.made import groups, write
 
 def test_the_table_names_failures_and_targets_that_were_not_reached(tmp_path: Path) -> None:
     write(tmp_path, [0.1, 0.5], seed=0)
-    failed = write(tmp_path, [0.1, 0.3], seed=1)
-    text_of = (failed / "summary.json").read_text()
-    (failed / "summary.json").write_text(text_of.replace("completed", "failed"))
-    found = summary(groups(tmp_path), target=0.4)
-    assert found.target == 0.4
-    (row,) = found.rows
+    path = write(tmp_path, [0.1, 0.3], seed=1)
+    text_of = (path / "summary.json").read_text()
+    (path / "summary.json").write_text(text_of.replace("completed", "failed"))
+    table = summary(groups(tmp_path), target=0.4)
+    assert table.target == 0.4
+    (row,) = table.rows
     assert row["seeds"] == "2 (0, 1), 1 failed"
     assert row["reached"] == "1 of 2"
     assert text(row["test-accuracy-last"]) == "50.00%"  # of the completed run
     assert text(row["gradients-to-target"]) == "14"
-    assert [*found.texts()][6:8] == ["rounds to 40.00%", "bytes sent to 40.00%"]
+    assert [*table.texts()][6:8] == ["rounds to 40.00%", "bytes sent to 40.00%"]
     (row,) = summary(groups(tmp_path), target=0.8).rows
     assert text(row["round-to-target"]) == "-"
 

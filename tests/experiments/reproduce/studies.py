@@ -34,7 +34,7 @@ TABLE = Table(
 def finish(study: Study, folder: Path) -> pd.DataFrame:
     """Its results, without times."""
     results: list[dict[str, Any]] = []
-    study.perform(folder, Options(workers=1), lambda done: results.append(study.result(done)))
+    study.perform(folder, Options(workers=1), lambda run: results.append(study.result(run)))
     frame = merged(folder / "none.csv", results)
     assert [*frame.columns[: len(KEY)]] == KEY
     return frame.drop(columns=["hours", "seconds-a-round"])

@@ -32,5 +32,5 @@ def test_a_model_is_timed_once_and_completed_runs_cost_nothing(
     assert estimate.hours(runs) == first
     assert Estimate(study, Options(workers=2)).processes == 2
     finish(Study(TABLE, TABLE.cells[:1], (0,)), tmp_path)
-    left = [run for run in runs if run.cell is not TABLE.cells[0]]
-    assert estimate.hours(runs) == estimate.hours(left) < first
+    rest = [run for run in runs if run.cell is not TABLE.cells[0]]
+    assert estimate.hours(runs) == estimate.hours(rest) < first

@@ -20,8 +20,8 @@ def result(cell: str, seed: int, best: float, **own: Any) -> dict[str, Any]:
 
 
 def failed(cell: str, seed: int) -> dict[str, Any]:
-    lost = {"status": "failed", "last": None, "mean-of-last-10": None, "best": None}
-    return result(cell, seed, 0.0) | lost | {"reason": "the loss is NaN"}
+    nothing = {"status": "failed", "last": None, "mean-of-last-10": None, "best": None}
+    return result(cell, seed, 0.0) | nothing | {"reason": "the loss is NaN"}
 
 
 def lines(tmp_path: Path, *results: dict[str, Any]) -> list[str]:
@@ -29,20 +29,20 @@ def lines(tmp_path: Path, *results: dict[str, Any]) -> list[str]:
     return as_markdown([TABLE], frame, "results.csv").splitlines()
 
 
-def row(found: list[str], cell: str) -> list[str]:
-    (line,) = [line for line in found if line.startswith(f"| `{cell}`")]
+def row(page: list[str], cell: str) -> list[str]:
+    (line,) = [line for line in page if line.startswith(f"| `{cell}`")]
     return [word.strip() for word in line.strip("|").split("|")]
 
 
 def test_a_cell_with_its_paper_rounds_seeds_and_cost(tmp_path: Path) -> None:
-    found = lines(tmp_path, *(result("fedavg/few", s, 90 + s) for s in range(3)))
-    (heading,) = [line for line in found if line.startswith("| cell")]
-    assert row(found, "fedavg/few") == [
+    page = lines(tmp_path, *(result("fedavg/few", s, 90 + s) for s in range(3)))
+    (heading,) = [line for line in page if line.startswith("| cell")]
+    assert row(page, "fedavg/few") == [
         *("`fedavg/few`", "90.00", "4 of 4", "3", "89.00 ± 1.00", "90.00 ± 1.00", "91.00 ± 1.00"),
         *("+1.00", "12,500", "0.50"),
     ]
-    assert heading.count("|") == len(row(found, "fedavg/few")) + 1
-    text = "\n".join(found)
+    assert heading.count("|") == len(row(page, "fedavg/few")) + 1
+    text = "\n".join(page)
     assert TABLE.source in text
     assert TABLE.setting in text
     assert "[results.csv](results.csv)" in text
@@ -52,8 +52,8 @@ def test_a_table_names_the_devices_of_its_runs(tmp_path: Path) -> None:
     """A GPU by its name in the run directory."""
     assert device_of({"device": "cuda", "gpu": "NVIDIA X"}) == "NVIDIA X"
     of = [result("fedavg/few", seed, 90.0) for seed in range(2)] + [failed("fedavg/few", 2)]
-    found = lines(tmp_path, of[0], of[1] | {"device": "NVIDIA X"}, of[2] | {"device": ""})
-    assert "Run on: NVIDIA X, cpu." in found
+    page = lines(tmp_path, of[0], of[1] | {"device": "NVIDIA X"}, of[2] | {"device": ""})
+    assert "Run on: NVIDIA X, cpu." in page
 
 
 def test_a_deviation_of_more_than_two_spreads_is_bold(tmp_path: Path) -> None:
@@ -78,30 +78,30 @@ def test_a_deviation_of_more_than_two_spreads_is_bold(tmp_path: Path) -> None:
 def test_only_the_same_setting_is_compared(
     tmp_path: Path, cell: str, own: dict[str, Any], words: tuple[str, ...]
 ) -> None:
-    found = row(lines(tmp_path, result(cell, 0, 91.0, **own)), cell)
-    assert (found[1], found[2], found[7]) == words
+    entries = row(lines(tmp_path, result(cell, 0, 91.0, **own)), cell)
+    assert (entries[1], entries[2], entries[7]) == words
 
 
 def test_failed_runs_are_counted_and_not_averaged(tmp_path: Path) -> None:
-    found = lines(tmp_path, result("fedavg/few", 0, 80.0), failed("fedavg/few", 1))
-    assert row(found, "fedavg/few")[3:7] == ["1, 1 failed", "78.00", "79.00", "80.00"]
+    page = lines(tmp_path, result("fedavg/few", 0, 80.0), failed("fedavg/few", 1))
+    assert row(page, "fedavg/few")[3:7] == ["1, 1 failed", "78.00", "79.00", "80.00"]
     every = lines(tmp_path, failed("fedavg/few", 1))
     assert row(every, "fedavg/few")[3:8] == ["0, 1 failed", "–", "–", "–", "–"]
 
 
 def test_changed_settings_have_a_line_of_their_own(tmp_path: Path) -> None:
-    found = lines(
+    page = lines(
         tmp_path, result("fedavg/few", 0, 80.0), result("fedavg/few", 0, 70.0, changed="lr=0.05")
     )
-    names = [line.split("|")[1].strip() for line in found if line.startswith("| `")]
+    names = [line.split("|")[1].strip() for line in page if line.startswith("| `")]
     assert names == ["`fedavg/few`", "`fedavg/few` with `lr=0.05`"]
 
 
 def test_cells_without_runs_are_listed(tmp_path: Path) -> None:
-    found = lines(tmp_path, result("fedinit/few", 0, 80.0))
-    assert "Not run: 3 of 4 cells; in brackets the paper's number." in found
-    assert "- `few`: fedavg (90.00), fedsam (50.00)" in found
-    assert "- `many`: fedavg (70.00)" in found
+    page = lines(tmp_path, result("fedinit/few", 0, 80.0))
+    assert "Not run: 3 of 4 cells; in brackets the paper's number." in page
+    assert "- `few`: fedavg (90.00), fedsam (50.00)" in page
+    assert "- `many`: fedavg (70.00)" in page
     whole = [result(cell.name, 0, 80.0) for cell in TABLE.cells]
     assert not [line for line in lines(tmp_path, *whole) if "Not run" in line]
 

@@ -30,12 +30,12 @@ def study(
 
 
 def test_every_cell_and_seed_is_a_run_with_its_settings(tmp_path: Path) -> None:
-    made = study()
-    runs = made.runs(tmp_path)
+    whole = study()
+    runs = whole.runs(tmp_path)
     assert [(run.seed, run.cell.name) for run in runs] == [
         (seed, cell.name) for seed in (0, 1) for cell in TABLE.cells
     ]
-    results = finish(made, tmp_path)
+    results = finish(whole, tmp_path)
     assert [*results.status] == ["completed"] * 8
     assert [*results.rounds] == [4] * 8
     for run in runs:
@@ -58,23 +58,23 @@ def test_the_papers_measures_besides_the_accuracy(tmp_path: Path) -> None:
     settings = {"eval_train": True, "num_clients": 4}
     plain = cell("fedavg", **settings)
     cells = [replace(plain, column=f"to {target}", target=target) for target in (0.0, 40.0, 99.9)]
-    made = Study.make(TABLE, cells, (0,), None, {})
-    rows = finish(made, tmp_path).set_index("cell")
-    table = pd.read_csv(made.runs(tmp_path)[0].job.path / "metrics.csv")
+    own = Study.make(TABLE, cells, (0,), None, {})
+    rows = finish(own, tmp_path).set_index("cell")
+    table = pd.read_csv(own.runs(tmp_path)[0].job.path / "metrics.csv")
     last = table.iloc[-1]
-    reached = table[(table["test-accuracy"] >= 0.4) & (table["round"] > 0)].iloc[0]
-    for target, number in ((0.0, 1), (40.0, reached["round"])):
-        found = rows.loc[f"fedavg/to {target}"]
-        done = table[(table["round"] <= number) & (table["round"] > 0)]
-        assert found["rounds-to-target"] == number
-        traffic = (done["up-bytes"] + done["down-bytes"]).sum()
-        assert found["bytes-to-target"] == traffic
-        assert found["gradients-to-target"] == number * found["gradients"] / 4
-        assert found["seconds-to-target"] == pytest.approx(done["seconds"].sum(), abs=1e-3)
-        assert found["consistency"] == pytest.approx(last["consistency"], abs=1e-4)
-        assert found["train-accuracy"] == pytest.approx(100 * last["train-accuracy"], abs=1e-3)
+    first = table[(table["test-accuracy"] >= 0.4) & (table["round"] > 0)].iloc[0]
+    for target, number in ((0.0, 1), (40.0, first["round"])):
+        row = rows.loc[f"fedavg/to {target}"]
+        part = table[(table["round"] <= number) & (table["round"] > 0)]
+        assert row["rounds-to-target"] == number
+        traffic = (part["up-bytes"] + part["down-bytes"]).sum()
+        assert row["bytes-to-target"] == traffic
+        assert row["gradients-to-target"] == number * row["gradients"] / 4
+        assert row["seconds-to-target"] == pytest.approx(part["seconds"].sum(), abs=1e-3)
+        assert row["consistency"] == pytest.approx(last["consistency"], abs=1e-4)
+        assert row["train-accuracy"] == pytest.approx(100 * last["train-accuracy"], abs=1e-3)
         gap = 100 * (last["train-accuracy"] - last["test-accuracy"])
-        assert found["generalisation-gap"] == pytest.approx(gap, abs=1e-3)
+        assert row["generalisation-gap"] == pytest.approx(gap, abs=1e-3)
     assert rows.loc["fedavg/to 99.9"][list(TO_TARGET)].isna().all()
 
 
@@ -97,10 +97,10 @@ def test_more_rounds_resume_from_the_last_round(tmp_path: Path) -> None:
     short = finish(study(cells=cells, seeds=(0,), rounds=2), tmp_path)
     assert [*short.rounds] == [2, 2]
     runs = study(cells=cells, seeds=(0,)).runs(tmp_path)
-    begun = [pd.read_csv(run.job.path / "metrics.csv") for run in runs]
+    tables = [pd.read_csv(run.job.path / "metrics.csv") for run in runs]
     whole = finish(study(cells=cells, seeds=(0,)), tmp_path)
     assert [*whole.rounds] == [4, 4]
-    for run, before in zip(runs, begun, strict=True):
+    for run, before in zip(runs, tables, strict=True):
         after = pd.read_csv(run.job.path / "metrics.csv")
         assert after["seconds"][1:3].equals(before["seconds"][1:3])  # not run again
     fresh = finish(study(cells=cells, seeds=(0,)), tmp_path / "fresh")
@@ -110,14 +110,14 @@ def test_more_rounds_resume_from_the_last_round(tmp_path: Path) -> None:
 
 
 def test_fewer_rounds_than_an_unfinished_run_has_are_refused(tmp_path: Path) -> None:
-    made = study(cells=TABLE.cells[:1], seeds=(0,), rounds=3)
-    finish(made, tmp_path)
+    more = study(cells=TABLE.cells[:1], seeds=(0,), rounds=3)
+    finish(more, tmp_path)
     for row in (tmp_path / "rows").iterdir():  # as if it had been stopped on its way to 4
         row.unlink()
     fewer = study(cells=TABLE.cells[:1], seeds=(0,), rounds=2)
     with pytest.raises(ValueError, match=r"--rounds: .* has 3 already; expected .*, got 2"):
         finish(fewer, tmp_path)
-    assert summary_of(made.runs(tmp_path)[0].job.path)["rounds"] == 3
+    assert summary_of(more.runs(tmp_path)[0].job.path)["rounds"] == 3
 
 
 def test_a_method_that_anneals_over_its_rounds_restarts() -> None:
@@ -153,20 +153,20 @@ def test_a_cell_of_several_tables_is_one_run(algo: str) -> None:
 
 def test_only_changes_that_affect_numbers_are_named(tmp_path: Path) -> None:
     changes = {"lr": 0.05, "device": "cpu", "threads": 1, "data-dir": "/x"}
-    made = study(cells=TABLE.cells[:1], seeds=(0,), rounds=1, changes=changes)
-    (row,) = finish(made, tmp_path).itertuples()
+    own = study(cells=TABLE.cells[:1], seeds=(0,), rounds=1, changes=changes)
+    (row,) = finish(own, tmp_path).itertuples()
     assert row.changed == "lr=0.05"
-    assert made.configuration(TABLE.cells[0]).config.flat["lr"] == 0.05
+    assert own.configuration(TABLE.cells[0]).config.flat["lr"] == 0.05
 
 
 def test_a_diverged_run_is_a_result_with_its_reason(tmp_path: Path) -> None:
-    made = study(cells=TABLE.cells[:1], seeds=(0,), changes={"lr": 1e30})
-    (row,) = finish(made, tmp_path).itertuples()
+    own = study(cells=TABLE.cells[:1], seeds=(0,), changes={"lr": 1e30})
+    (row,) = finish(own, tmp_path).itertuples()
     assert (row.status, row.rounds) == ("failed", 4)
     assert "failed" in str(row.reason)
-    (run,) = made.runs(tmp_path)
+    (run,) = own.runs(tmp_path)
     before = run.job.file.stat().st_mtime_ns
-    assert finish(made, tmp_path).reason.tolist() == [row.reason]
+    assert finish(own, tmp_path).reason.tolist() == [row.reason]
     assert run.job.file.stat().st_mtime_ns == before  # it would diverge again
     shorter = study(cells=TABLE.cells[:1], seeds=(0,), changes={"lr": 1e30}, rounds=2)
     assert shorter.done(shorter.runs(tmp_path)[0]) is None

@@ -29,20 +29,20 @@ each_table = pytest.mark.parametrize("table", tables(), ids=lambda table: table.
 
 
 def settings(table: str, cell: str) -> dict[str, object]:
-    (found,) = find(table).matching([cell])
-    return found.settings
+    (match,) = find(table).matching([cell])
+    return match.settings
 
 
 @each_table
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_cell_is_valid_and_its_method_reads_every_setting(table: Table, step: int) -> None:
     for cell in table.cells[::step]:
-        made = RunConfig.make(cell.settings)
-        made.strategy.check_clients(made.num_clients)
-        given = set(cell.settings)
+        config = RunConfig.make(cell.settings)
+        config.strategy.check_clients(config.num_clients)
+        keys = set(cell.settings)
         if cell.settings.get("partition") == "iid":  # the presets are of Dirichlet partitions
-            given -= {"dirichlet-alpha", "replacement"}
-        lines = [line for line in made.unread(given) if line.partition("=")[0] in given]
+            keys -= {"dirichlet-alpha", "replacement"}
+        lines = [line for line in config.unread(keys) if line.partition("=")[0] in keys]
         assert lines == [], cell.name
 
 
@@ -63,8 +63,8 @@ def test_a_table_has_a_title_and_the_source_of_its_numbers(table: Table) -> None
 def test_a_cell_of_a_papers_preset_is_that_preset() -> None:
     cells = ("resnet18/cifar10/10%-100/dir-0.1", "10%-100/dir-0.1")
     for algo in ("fedavg", "fedadam", "scaffold", "feddyn", "fedinit"):
-        found = settings("fedinit-table1", f"{algo}/{cells[0]}")
-        assert found == preset(algo)
+        own = settings("fedinit-table1", f"{algo}/{cells[0]}")
+        assert own == preset(algo)
     for algo in ("fedavg", "fedprox", "fedadam", "fedspeed", "fedsmoo"):
         assert settings("fl-simulator", f"{algo}/{cells[1]}") == {
             **preset(algo),
@@ -86,16 +86,16 @@ def test_columns_rows_and_presets_change_their_own_keys() -> None:
     assert settings("fl-simulator", "feddyn/5%-200/iid")["partition"] == "iid"
     assert settings("fedinit-table2", "scaffold+ri/5%-200/dir-0.1")["relaxed-init.beta"] == 0.1
     for name in ("dfedsam", "fedavg"):
-        found = settings("dfedsam-table1", f"{name}/cifar10/dir-0.6")
-        assert (found["batch-size"], found["weight-decay"]) == (128, 0.0005)
+        own = settings("dfedsam-table1", f"{name}/cifar10/dir-0.6")
+        assert (own["batch-size"], own["weight-decay"]) == (128, 0.0005)
 
 
 def test_the_relaxation_is_that_of_its_row() -> None:
     for cell in find("fedinit-table3").cells:
         beta = float(cell.row.removeprefix("beta="))
-        made = RunConfig.make(cell.settings).strategy
-        found = [plugin.beta for plugin in made.active_plugins if hasattr(plugin, "beta")]
-        assert found == ([beta] if beta else [])
+        strategy = RunConfig.make(cell.settings).strategy
+        betas = [plugin.beta for plugin in strategy.active_plugins if hasattr(plugin, "beta")]
+        assert betas == ([beta] if beta else [])
 
 
 def test_participation_interval_and_rounds_of_a_figure() -> None:
@@ -130,11 +130,11 @@ def printed(file: str) -> list[dict[str, str]]:
 
 def numbers(table: str) -> dict[tuple[str, str], float]:
     """By a cell's name and its measure; accuracy and its spread among them."""
-    found = {}
+    by_cell = {}
     for cell in find(table).cells:
         values = {"accuracy": cell.paper, "spread": cell.spread, **cell.more}
-        found |= {(cell.name, k): float(v) for k, v in values.items() if v is not None}
-    return found
+        by_cell |= {(cell.name, k): float(v) for k, v in values.items() if v is not None}
+    return by_cell
 
 
 def test_costs_are_counted_to_the_paper_s_target_or_else_to_its_fedavg() -> None:
@@ -150,44 +150,44 @@ def test_costs_are_counted_to_the_paper_s_target_or_else_to_its_fedavg() -> None
 
 def expected(table: str, file: str) -> dict[tuple[str, str], float]:
     """The numbers of the transcription, in the form of `numbers`."""
-    found: dict[tuple[str, str], str] = {}
+    texts: dict[tuple[str, str], str] = {}
     for row in printed(file):
         name = OTHER_NAMES.get(row.get("method", ""), row.get("method", ""))
         if table in ("fedinit-table1", "afedpd-table2"):
             cell = f"{name}/{row['model']}/{row['column']}"
-            found |= {(cell, "accuracy"): row["accuracy"], (cell, "spread"): row["spread"]}
+            texts |= {(cell, "accuracy"): row["accuracy"], (cell, "spread"): row["spread"]}
         elif table == "fedinit-table2":
-            found[f"{name}/{row['column']}", "accuracy"] = row["plain"]
-            found[f"{name}+ri/{row['column']}", "accuracy"] = row["relaxed"]
+            texts[f"{name}/{row['column']}", "accuracy"] = row["plain"]
+            texts[f"{name}+ri/{row['column']}", "accuracy"] = row["relaxed"]
         elif table == "fedinit-table3":
             cell = f"beta={row['beta']}/10%-100/dir-0.1"
-            found |= {(cell, key): row[key] for key in ("accuracy", "consistency")}
+            texts |= {(cell, key): row[key] for key in ("accuracy", "consistency")}
         elif table == "fedinit-table8":
             cell, own = f"{name}/10%-100", {"gradients-a-step": "gradients"}
             own |= {"communication": "communication", "storage": "storage-ratio-printed"}
-            found |= {(cell, key): row[column] for key, column in own.items()}
+            texts |= {(cell, key): row[column] for key, column in own.items()}
         elif table == "fedinit-table10":
             for column in ("10%-100", "5%-200"):
                 cell = f"{name}/{column}"
-                found[cell, "seconds-a-round"] = row[f"{column} s/round"]
-                found[cell, "seconds-ratio"] = row[f"{column} ratio"]
+                texts[cell, "seconds-a-round"] = row[f"{column} s/round"]
+                texts[cell, "seconds-ratio"] = row[f"{column} ratio"]
         elif table == "fedinit-table11":
             keys = ("rounds-to-target", "rounds-speed", "seconds-to-target", "seconds-speed")
             values = [*row.values()][1:]
             for column, k in (("cifar10", 0), ("cifar100", 4)):
                 cell = f"{name}/{column}"
-                found |= {(cell, key): v for key, v in zip(keys, values[k : k + 4], strict=True)}
+                texts |= {(cell, key): v for key, v in zip(keys, values[k : k + 4], strict=True)}
         elif table == "dfedsam-table1":
             cell = f"{name}/{row['dataset']}/{row['partition']}"
             own = {"accuracy": "validation", "train-accuracy": "train"}
             own |= {"generalisation-gap": "gap"}
-            found |= {(cell, key): row[column] for key, column in own.items()}
+            texts |= {(cell, key): row[column] for key, column in own.items()}
         else:
             graphs = {key: value for key, value in row.items() if key != "method"}
             for graph, value in graphs.items():
-                found[f"{name}/{OTHER_NAMES.get(graph, graph)}", "accuracy"] = value
-    unstable = {key for key, value in found.items() if not value}
-    values = {key: float(value) for key, value in found.items() if value}
+                texts[f"{name}/{OTHER_NAMES.get(graph, graph)}", "accuracy"] = value
+    unstable = {key for key, value in texts.items() if not value}
+    values = {key: float(value) for key, value in texts.items() if value}
     return values | {key: math.nan for key in unstable if key[1] == "accuracy"}
 
 
@@ -205,11 +205,11 @@ def test_a_table_has_every_number_of_the_paper(table: str) -> None:
 
 def test_how_many_numbers_the_papers_have() -> None:
     """A check without the transcriptions: counts and sums."""
-    found = {}
+    counts = {}
     for table in tables():
         if own := [value for value in numbers(table.name).values() if math.isfinite(value)]:
-            found[table.name] = len(own), round(sum(own), 2)
-    assert found == COUNTS
+            counts[table.name] = len(own), round(sum(own), 2)
+    assert counts == COUNTS
 
 
 def test_a_dash_in_the_paper_differs_from_a_missing_number() -> None:
@@ -222,8 +222,8 @@ def test_a_dash_in_the_paper_differs_from_a_missing_number() -> None:
 def test_patterns_choose_cells() -> None:
     table = find("lenet")
     assert table.matching([]) == [*table.cells]
-    chosen = table.matching(["fed[as]*/dir-0.1", "scaffold/*"])
-    assert [cell.name for cell in chosen] == [
+    cells = table.matching(["fed[as]*/dir-0.1", "scaffold/*"])
+    assert [cell.name for cell in cells] == [
         *("fedavg/dir-0.1", "scaffold/dir-0.1", "fedspeed/dir-0.1", "scaffold/dir-0.6")
     ]
     with pytest.raises(ValueError, match=r"--cells: .* of lenet \(did you mean 'fedavg/dir-0.1'"):
@@ -264,17 +264,17 @@ def test_a_users_own_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "mine.toml").write_text(OWN)
     monkeypatch.setattr("fedaccord.experiments.reproduce.table.FOLDER", tmp_path)
     (table,) = tables()
-    found = {cell.name: cell for cell in table.cells}
+    cells = {cell.name: cell for cell in table.cells}
     columns = ("a/c", "a/d", "b/c", "b/d")
-    assert [*found] == [f"{row}/{column}" for column in columns for row in ("fedavg", "fedavg lr")]
-    assert [found[f"fedavg/{column}"].paper for column in columns] == [1, 2, 3, 4]
-    assert [found[f"fedavg lr/{column}"].paper for column in columns] == [None, None, 5, None]
-    assert [found[f"fedavg/{column}"].settings["lr"] for column in columns] == [0.3, 0.3, 0.2, 0.2]
+    assert [*cells] == [f"{row}/{column}" for column in columns for row in ("fedavg", "fedavg lr")]
+    assert [cells[f"fedavg/{column}"].paper for column in columns] == [1, 2, 3, 4]
+    assert [cells[f"fedavg lr/{column}"].paper for column in columns] == [None, None, 5, None]
+    assert [cells[f"fedavg/{column}"].settings["lr"] for column in columns] == [0.3, 0.3, 0.2, 0.2]
     for column in columns:
-        assert found[f"fedavg lr/{column}"].settings["lr"] == 0.4
-        assert found[f"fedavg lr/{column}"].settings["relaxed-init.beta"] == 0.1
-        assert found[f"fedavg/{column}"].rounds == 7
-    assert found["fedavg/b/d"].settings == {
+        assert cells[f"fedavg lr/{column}"].settings["lr"] == 0.4
+        assert cells[f"fedavg lr/{column}"].settings["relaxed-init.beta"] == 0.1
+        assert cells[f"fedavg/{column}"].rounds == 7
+    assert cells["fedavg/b/d"].settings == {
         **preset("fedavg"),
         **{"lr": 0.2, "num-server-rounds": 7, "relaxed-init.beta": 0.2},
     }

@@ -36,5 +36,5 @@ def finish(plan: Plan, folder: Path) -> list[Step]:
 
 def table(folder: Path, name: str = "table.csv") -> pd.DataFrame:
     """A table without seconds, which differ from run to run."""
-    found = pd.read_csv(folder / name)
-    return found.drop(columns=[name for name in found if name.startswith("seconds")])
+    frame = pd.read_csv(folder / name)
+    return frame.drop(columns=[name for name in frame if name.startswith("seconds")])

@@ -23,9 +23,9 @@ LR = {"lr": {"low": 0.05, "high": 0.1}}
 )
 def test_runs_and_rounds(tmp_path: Path, space: dict[str, Any], own: dict[str, Any]) -> None:
     plan = make(space, **own)
-    steps, told = finish(plan, tmp_path), parts(plan)
-    assert len(steps) == sum(part.runs for part in told)
-    assert sum(step.rounds for step in steps) == sum(part.rounds for part in told)
+    steps, plan_parts = finish(plan, tmp_path), parts(plan)
+    assert len(steps) == sum(part.runs for part in plan_parts)
+    assert sum(step.rounds for step in steps) == sum(part.rounds for part in plan_parts)
 
 
 def test_optuna_and_costs() -> None:
@@ -37,9 +37,9 @@ def test_optuna_and_costs() -> None:
 
 def test_the_length_of_a_local_round_is_the_methods_own() -> None:
     algos = ["fedavg", "scaffnew", "dpsgd", "fedmuon"]
-    told = parts(make({"algo": algos}, {"fraction-train": 1.0}, tune=False))
+    plan_parts = parts(make({"algo": algos}, {"fraction-train": 1.0}, tune=False))
     lengths = ["2 epochs", "10 steps on average", "1 step", "2 epochs"]
-    assert [part.local for part in told] == lengths
+    assert [part.local for part in plan_parts] == lengths
 
 
 @pytest.mark.parametrize(("processes", "expected"), [(1, 6 * 2 + 18 * 0.5), (2, 21 / 2 + 3)])

@@ -75,9 +75,9 @@ def test_a_cluster_gives_the_table_of_one_process(cluster: str, tmp_path: Path) 
 
 def test_an_address_without_a_cluster_is_refused_at_once(tmp_path: Path) -> None:
     """Ray itself would retry for minutes."""
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(ValueError, match="ray-address: expected local, auto or HOST:PORT"):
             finish(make(SPACE, search="random", trials=1, ray_address=address), tmp_path)
 

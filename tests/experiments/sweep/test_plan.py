@@ -88,9 +88,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "sweeps.md"
 )
 def test_an_invalid_file_gives_one_line(change: dict[str, Any], message: str) -> None:
     file = content()
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(ValueError, match=message) as error:
         Plan.make(file | {k: v if v == 3 else file.get(k, {}) | v for k, v in change.items()})
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("search", ["random", "halving", "optuna"])
@@ -113,10 +113,10 @@ def test_a_configuration_is_named_by_the_settings_that_affect_its_numbers(
     assert name(device="cpu") == name(checkpoint_every=3) == name(workers=2) == usual
     assert name(tracker="tensorboard") == name(state_dir="/a") == name(round_timeout=9.0) == usual
     assert name(lr=0.1) == usual  # the default
-    known = config.defaults()
+    defaults = config.defaults()
     later = {"fedinit.later": 1.0, "later": True}  # keys of a later version
-    monkeypatch.setattr(config, "defaults", lambda: known | later)
-    monkeypatch.setattr(config, "in_use", lambda made: in_use(made) | later)
+    monkeypatch.setattr(config, "defaults", lambda: defaults | later)
+    monkeypatch.setattr(config, "in_use", lambda run_config: in_use(run_config) | later)
     assert name() == usual
     others = [name(lr=0.2), name(num_server_rounds=4), name(eval_every=2), name(num_clients=5)]
     assert len({usual, *others}) == 5
@@ -146,8 +146,8 @@ def test_a_name_depends_on_the_content_of_the_data_not_on_its_path(tmp_path: Pat
         ({"dataset": "image-folder"}, "data_dir", ""),  # files of equal sizes
         ({"dataset": "digits", "partition": "file"}, "partition_file", "parts.json"),
     ):
-        found = {n: name(**{key: path / file}, **run) for n, path in paths.items()}
-        assert found["one"] == found["moved"] != found["other"], run
+        names = {n: name(**{key: path / file}, **run) for n, path in paths.items()}
+        assert names["one"] == names["moved"] != names["other"], run
     with pytest.raises(FileNotFoundError, match="none"):
         name(dataset="npz", data_dir="/none.npz")
 
@@ -234,9 +234,9 @@ def test_each_configuration_gets_the_steps_of_its_own_gradients_and_is_labelled_
 def test_methods_with_twice_the_gradients_get_half_the_configurations() -> None:
     lr = {"algo": ["fedavg", "fedsam"], "lr": {"low": 0.01, "high": 0.1}}
     plan = make(lr, search="random", trials=6, fair="trials")
-    found = {m: plan.configurations(m) for m in plan.methods}
-    assert {m: len(each) for m, each in found.items()} == {"fedavg": 6, "fedsam": 3}
-    assert found["fedsam"][0].config.flat["local-epochs"] == 2
+    by_method = {m: plan.configurations(m) for m in plan.methods}
+    assert {m: len(each) for m, each in by_method.items()} == {"fedavg": 6, "fedsam": 3}
+    assert by_method["fedsam"][0].config.flat["local-epochs"] == 2
 
 
 def test_keys_without_effect_give_one_warning_for_each_method() -> None:

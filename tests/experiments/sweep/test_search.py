@@ -14,12 +14,12 @@ Objective = Callable[[Ask], float]
 LR = {"lr": {"low": 0.01, "high": 1.0, "log": True}}
 
 
-def carry_out(asked: Search, objective: Objective) -> tuple[list[Asks], Asks]:
+def carry_out(generator: Search, objective: Objective) -> tuple[list[Asks], Asks]:
     """Its batches, and the requests that may win."""
-    batches = [next(asked)]
+    batches = [next(generator)]
     while True:
         try:
-            batches.append(asked.send([*map(objective, batches[-1])]))
+            batches.append(generator.send([*map(objective, batches[-1])]))
         except StopIteration as end:
             return batches, end.value
 

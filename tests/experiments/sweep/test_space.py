@@ -10,10 +10,10 @@ from fedaccord.experiments.sweep.space import Choices, Range
 
 
 def test_lists_and_ranges_are_read_by_dotted_keys() -> None:
-    found = space.read(
+    ranges = space.read(
         {"lr": {"low": 0.01, "high": 0.3, "log": True}, "fedprox": {"mu": [0.1, 1, 0.1]}}
     )
-    assert found == {"lr": Range(0.01, 0.3, True), "fedprox.mu": Choices((0.1, 1))}
+    assert ranges == {"lr": Range(0.01, 0.3, True), "fedprox.mu": Choices((0.1, 1))}
 
 
 @pytest.mark.parametrize(
@@ -74,33 +74,33 @@ def test_draws_depend_on_the_seed_and_on_no_other_key() -> None:
 def test_draws_cover_every_part_of_a_range(count: int, seed: int) -> None:
     """A Latin hypercube: four draws cannot all be small."""
     keys = {"lr": Range(0.01, 0.3, log=True), "mu": Range(0.0, 1.0)}
-    drawn = space.draw(keys, count, seed)
-    logs = [math.log(point["lr"] / 0.01) / math.log(30) for point in drawn]
+    points = space.draw(keys, count, seed)
+    logs = [math.log(point["lr"] / 0.01) / math.log(30) for point in points]
     assert sorted(int(count * u) for u in logs) == [*range(count)]
-    assert sorted(int(count * point["mu"]) for point in drawn) == [*range(count)]
+    assert sorted(int(count * point["mu"]) for point in points) == [*range(count)]
 
 
 def test_draws_of_two_keys_are_in_other_orders() -> None:
     keys = {"a": Range(0.0, 1.0), "b": Range(0.0, 1.0)}
     orders = set()
     for seed in range(20):
-        drawn = space.draw(keys, 3, seed)
-        b = [point["b"] for point in sorted(drawn, key=lambda point: point["a"])]
+        points = space.draw(keys, 3, seed)
+        b = [point["b"] for point in sorted(points, key=lambda point: point["a"])]
         orders.add(tuple(sorted(range(3), key=b.__getitem__)))
     assert len(orders) == 6
 
 
 def test_draws_are_distinct_and_no_more_than_there_are() -> None:
     keys = {"a": Choices((1, 2, 3)), "b": Choices((1, 2, 3))}
-    drawn = space.draw(keys, 6, seed=0)
-    assert len(drawn) == 6
-    assert all(drawn.count(point) == 1 for point in drawn)
+    points = space.draw(keys, 6, seed=0)
+    assert len(points) == 6
+    assert all(points.count(point) == 1 for point in points)
     assert len(space.draw(keys, 100, seed=0)) == 9
 
 
 def test_corners_include_every_end() -> None:
     keys = {"a": Choices((1, 2, 3)), "b": Range(0.5, 1.5)}
-    found = [*space.corners(keys)]
-    assert {point["a"] for point in found} == {1, 2, 3}
-    assert {point["b"] for point in found} == {0.5, 1.5}
+    points = [*space.corners(keys)]
+    assert {point["a"] for point in points} == {1, 2, 3}
+    assert {point["b"] for point in points} == {0.5, 1.5}
     assert [*space.corners({})] == [{}]

@@ -57,7 +57,7 @@ def test_a_grid_tunes_on_validation_samples_and_tests_the_winners(tmp_path: Path
         assert row["test-accuracy-mean-of-last-10"] == pytest.approx(values.mean())
         assert row["test-accuracy-mean-of-last-10-std"] == pytest.approx(values.std())
         assert (row.settings, row.seeds, row.configurations) == ("lr=0.1", 3, 2)
-    for path in (tmp_path / "runs").iterdir():  # only winners may go on: the rest needs no states
+    for path in (tmp_path / "runs").iterdir():  # only winners may resume: the rest needs no states
         assert (path / "checkpoint").exists() == (read(path).settings["validation"] == 0)
 
 
@@ -146,17 +146,17 @@ def test_a_metric_of_clients_ranks_if_chosen(name: str, algo: str, tmp_path: Pat
     assert tuned[0.1] > tuned[1e-9]
     assert winner["settings"] == "lr=0.1"
     assert winner[f"validation-{name}"] == tuned[0.1]
-    (tested,) = trials[trials.stage == "test"][name]
-    assert winner[f"test-{name}"] == tested
+    (value,) = trials[trials.stage == "test"][name]
+    assert winner[f"test-{name}"] == value
 
 
 def test_a_metric_at_simulated_seconds_ranks_if_chosen(tmp_path: Path) -> None:
     """By the last evaluation before them. Another number of seconds ranks the same runs again."""
     space, run = {"algo": ["fedavg"], "local-epochs": [1, 8]}, {"device-profile": "lognormal"}
-    for seconds, epochs, begun in ((200, 8, 3), (30, 1, 1)):
+    for seconds, epochs, number in ((200, 8, 3), (30, 1, 1)):
         name = f"accuracy-at-{seconds}"
         steps = finish(make(space, run, metric=name), tmp_path)
-        assert sum(not step.is_earlier for step in steps) == begun
+        assert sum(not step.is_earlier for step in steps) == number
         trials, (winner,) = table(tmp_path), table(tmp_path, "winners.csv").to_dict("records")
         tuned = trials[trials.stage == "tune"].set_index("local-epochs")
         assert winner["settings"] == f"local-epochs={epochs}"
@@ -249,8 +249,8 @@ def test_tests_of_an_earlier_choice_are_not_compared(tmp_path: Path) -> None:
     finish(make({"algo": ["fedavg", "fedprox"], "lr": [1e-6, 1e-5]}), tmp_path)
     finish(make({"algo": ["fedavg"], "lr": [1e-6, 1e-5, 0.1]}), tmp_path)
     groups = groups_of(read_all([tmp_path])[0])
-    found = [(group.settings["algo"], group.settings["lr"]) for group in summary(groups).groups]
-    assert found == [("fedavg", 0.1), ("fedprox", 1e-5)]
+    ranking = [(group.settings["algo"], group.settings["lr"]) for group in summary(groups).groups]
+    assert ranking == [("fedavg", 0.1), ("fedprox", 1e-5)]
     finish(make({"algo": ["scaffold"], "lr": [0.05, 0.1]}, tune=False), tmp_path / "every")
     finish(make({"algo": ["scaffold"], "lr": [0.2]}, tune=False), tmp_path / "every")
     assert len(summary(groups_of(read_all([tmp_path / "every"])[0])).groups) == 3
@@ -260,7 +260,7 @@ def test_tests_of_an_earlier_choice_are_not_compared(tmp_path: Path) -> None:
 def test_ten_kills_change_no_number(tmp_path: Path) -> None:
     began = time.monotonic()
     finish(halving(), tmp_path / "whole")
-    whole, rng, killed = time.monotonic() - began, random.Random(0), 0
+    whole, rng, kills = time.monotonic() - began, random.Random(0), 0
     folder = tmp_path / "killed"
     for _ in range(KILLS):
         if not (pid := os.fork()):
@@ -271,9 +271,9 @@ def test_ten_kills_change_no_number(tmp_path: Path) -> None:
         time.sleep(rng.uniform(0.0, whole / 5))
         os.kill(pid, signal.SIGKILL)
         _, how = os.waitpid(pid, 0)
-        killed += os.WIFSIGNALED(how)
+        kills += os.WIFSIGNALED(how)
     finish(halving(), folder)
-    assert killed >= KILLS // 2
+    assert kills >= KILLS // 2
     for name in ("table.csv", "winners.csv"):
         pd.testing.assert_frame_equal(table(folder, name), table(tmp_path / "whole", name))
 
@@ -355,7 +355,7 @@ def test_a_metric_that_runs_do_not_measure_ends_the_sweep_with_its_first_run(
 def test_the_table_of_trials_has_metrics_of_ones_own(tmp_path: Path) -> None:
     plan = make({"algo": ["fedavg"], "lr": [0.05, 0.1]}, {"metrics": "accuracy, tests.own:brier"})
     finish(plan, tmp_path)
-    found = table(tmp_path)
+    trials = table(tmp_path)
     for stage, split in (("tune", "validation"), ("test", "test")):
-        values = found[found.stage == stage][f"{split}-brier-last"]
+        values = trials[trials.stage == stage][f"{split}-brier-last"]
         assert ((values > 0) & (values < 2)).all()

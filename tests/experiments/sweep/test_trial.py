@@ -39,11 +39,11 @@ def without_seconds(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_trial_is_a_row_and_a_run_directory(tmp_path: Path) -> None:
-    done = job(tmp_path)
-    assert row_of(done) is None
-    row = execute(done)
-    assert row_of(done) == row
-    run = read(done.path)
+    own = job(tmp_path)
+    assert row_of(own) is None
+    row = execute(own)
+    assert row_of(own) == row
+    run = read(own.path)
     assert run.settings["algo"] == "fedsam"
     assert (row["status"], row["reason"]) == ("completed", "")
     assert row["validation-accuracy-last"] == run.summary["validation-accuracy-last"]

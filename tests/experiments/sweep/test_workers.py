@@ -27,11 +27,11 @@ def test_jobs_of_a_process_that_died_are_done(tmp_path: Path) -> None:
     jobs = [job(tmp_path, seed=seed)._replace(name=f"x-seed{seed}") for seed in range(2)]
     rows: dict[str, Row] = {}
 
-    def on_row(done: Job, row: Row) -> None:
+    def on_row(one: Job, row: Row) -> None:
         if not rows:
             for child in active_children():
                 child.kill()
-        rows[done.name] = row
+        rows[one.name] = row
 
     with workers.processes(1) as work:
         work(jobs, on_row)
@@ -44,17 +44,17 @@ def test_jobs_of_a_process_that_died_are_done(tmp_path: Path) -> None:
 def test_a_job_that_kills_its_process_is_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def die(pool: object, left: dict[int, Job], on_row: workers.OnRow) -> None:
-        for i, each in [*left.items()]:
+    def die(pool: object, rest: dict[int, Job], on_row: workers.OnRow) -> None:
+        for i, each in [*rest.items()]:
             if each.name == "bad":
                 raise workers.BrokenProcessPool
-            on_row(left.pop(i), {"status": "completed"})
+            on_row(rest.pop(i), {"status": "completed"})
 
     monkeypatch.setattr(workers, "_each", die)
     rows: dict[str, Row] = {}
     jobs = [job(tmp_path)._replace(name=name) for name in ("good", "bad", "a", "b", "c")]
     with workers.processes(2) as work:
-        work(jobs, lambda done, row: rows.update({done.name: row}))
+        work(jobs, lambda one, row: rows.update({one.name: row}))
     assert rows.pop("bad") == {"status": "failed", "reason": workers.DIED}
     assert {name: row["status"] for name, row in rows.items()} == dict.fromkeys(
         ("good", "a", "b", "c"), "completed"

@@ -1,4 +1,4 @@
-"""FedAccord's ClientApp, which also tells its state when it is asked."""
+"""FedAccord's ClientApp, which also reports its state on request."""
 
 from flwr.app import Context, Message, MetricRecord, RecordDict
 
