@@ -1,6 +1,8 @@
 """The client half: a method's rule in its plug-ins, with the optimiser of the local steps."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -22,7 +24,7 @@ from fedaccord.core.rule import (
     Shapes,
     Stateless,
 )
-from fedaccord.core.vectors import Vector, leaves, map_vectors
+from fedaccord.core.vectors import Vector, leaves, map_vectors, versions
 
 PLAIN = SGD()
 
@@ -176,6 +178,22 @@ class ClientHalf:
         for memory in memories:
             base = base if memory is None else memory._replace(base=base)
         return message, WithMoments(result.moments, base) if self._keeps else base
+
+    @contextmanager
+    def unchanged(self, down: Any, state: Any) -> Iterator[None]:
+        """A block in which no vector of the message and the state may be changed in place: other
+        clients have the same message, and a lost reply leaves the state as it is.
+
+        Raises TypeError, in one line, after a block that has changed one.
+        """
+        before = versions(down, state)
+        yield
+        if versions(down, state) != before:
+            raise TypeError(
+                f"{type(self.rule).__name__}: expected unchanged vectors of the message and the "
+                "client's state, got one changed in place; return new vectors, as c - x in place "
+                "of c.sub_(x)"
+            )
 
     def dual(self, down: Any, state: Any) -> Vector | None:
         return self.rule.dual(down, self.states(_base(state))[0])

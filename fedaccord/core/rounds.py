@@ -53,18 +53,19 @@ class ClientRound(NamedTuple):
 def client_round(
     half: ClientHalf, down: Any, state: Any, config: LocalConfig, solve: Solver
 ) -> ClientRound:
-    """One local round; ``down`` and ``state`` are not changed."""
-    w_i0 = half.start(down, state, config)
-    received = half.received(down, w_i0)
-    hook = GradientHook(half, received, state, config)
-    # the direction's vectors are freed with the steps
-    solution = solve(w_i0, half.direction(received, state, config), hook, config)
-    w_K, steps, loss, gradient, moments, mean = solution
-    is_sgd = isinstance(half.optimizer, SGD)
-    length = half.schedule.total(steps, config.lr) if is_sgd else None
-    result = LocalResult(w_i0, w_K, steps, loss, gradient, config, length, moments, mean)
-    up, state = half.finish(received, down, state, result)
-    return ClientRound(up, state, result)
+    """One local round. Raises TypeError, in one line, if a hook changes ``down`` or ``state``."""
+    with half.unchanged(down, state):
+        w_i0 = half.start(down, state, config)
+        received = half.received(down, w_i0)
+        hook = GradientHook(half, received, state, config)
+        # the direction's vectors are freed with the steps
+        solution = solve(w_i0, half.direction(received, state, config), hook, config)
+        w_K, steps, loss, gradient, moments, mean = solution
+        is_sgd = isinstance(half.optimizer, SGD)
+        length = half.schedule.total(steps, config.lr) if is_sgd else None
+        result = LocalResult(w_i0, w_K, steps, loss, gradient, config, length, moments, mean)
+        up, next_state = half.finish(received, down, state, result)
+    return ClientRound(up, next_state, result)
 
 
 def descend(
@@ -197,9 +198,8 @@ def _hook_of(rows: slice, hook: GradientHook) -> GradientHook:
     clients = hook.config.client
     assert not isinstance(clients, int)
     K = hook.config.steps
-    config = hook.config._replace(
-        client=clients[rows], steps=K[rows] if isinstance(K, Tensor) else K
-    )
+    steps = K[rows] if isinstance(K, Tensor) else K
+    config = hook.config._replace(client=clients[rows], steps=steps)
     return GradientHook(hook.half, hook.down, hook.state, config)
 
 

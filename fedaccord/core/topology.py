@@ -8,7 +8,7 @@ from torch import Tensor
 from fedaccord.core.cohort import Client, Cohort, Reply, rows
 from fedaccord.core.optimizer import CONSTANT, Optimizer, Schedule
 from fedaccord.core.rule import LocalRule
-from fedaccord.core.vectors import Number, Vector, leaves
+from fedaccord.core.vectors import Number, Vector, versions
 
 
 class ServerHalf(Protocol):
@@ -128,12 +128,6 @@ def first_server(method: ServerHalf, w: Vector) -> Any:
     return state
 
 
-def _versions(w: Vector, ups: Any, server: Any) -> list[int]:
-    """How often the vectors were changed in place."""
-    sent = (v for field in ups for v in field or ())
-    return [v._version for v in (w, *sent, *(v for _, v in leaves(server)))]
-
-
 def server_step(
     method: ServerHalf, w: Vector, ups: Any, server: Any, cohort: Cohort
 ) -> tuple[Vector, Any]:
@@ -141,9 +135,10 @@ def server_step(
 
     Raises TypeError, in one line, if it returns something else or changes its arguments.
     """
-    before = _versions(w, ups, server)
+    arguments = (w, *(v for field in ups for v in field or ()), server)
+    before = versions(*arguments)
     result = method.aggregate(w, ups, server, cohort)
-    if _versions(w, ups, server) != before:
+    if versions(*arguments) != before:
         raise TypeError(
             f"{type(method).__name__}.aggregate: expected unchanged arguments, got w, uploads or "
             "state changed in place; return new vectors, as w - x in place of w.sub_(x)"

@@ -157,6 +157,11 @@ def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Vector]]:
                 yield from leaves(part, path)
 
 
+def versions(*values: Any) -> list[int]:
+    """How often each vector in ``values`` was changed in place."""
+    return [v._version for value in values for _, v in leaves(value)]
+
+
 def map_vectors(change: Callable[..., Vector], value: Any, *others: Any) -> Any:
     """``value`` with ``change(v)`` for every vector v, or ``change(v, v_1, ...)`` with the vectors
     of ``others``, which have the same structure."""

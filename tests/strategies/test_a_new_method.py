@@ -221,6 +221,48 @@ def test_a_client_half_that_returns_another_type_is_one_line(verb: str) -> None:
         simulate(Half(), dataset="digits", num_clients=4, rounds=5)
 
 
+@pytest.mark.parametrize("verb", ["start", "direction", "upload", "remember"])
+@pytest.mark.parametrize("argument", ["message", "state"])
+@pytest.mark.parametrize("vectorize", ["off", "on"])
+def test_a_client_half_that_changes_its_arguments_is_one_line(
+    verb: str, argument: str, vectorize: str
+) -> None:
+    """Else the clients that train next would begin elsewhere, or a lost reply change a memory."""
+
+    def change(where: str, down: Any, state: Any) -> None:
+        if where == verb:
+            {"message": down.w, "state": state.m}[argument].mul_(0.5)
+
+    @dataclass(frozen=True)
+    class ChangesClient(FedAvgClient):
+        def init(self, w: Tensor, *_: Any) -> Any:
+            return Kept(w.clone())
+
+        def start(self, down: Any, state: Any, config: Any) -> Tensor:
+            change("start", down, state)
+            return super().start(down, state, config)
+
+        def direction(self, down: Any, state: Any, config: Any) -> Any:
+            change("direction", down, state)
+            return super().direction(down, state, config)
+
+        def upload(self, w_K: Tensor, down: Any, state: Any, result: Any) -> Any:
+            change("upload", down, state)
+            return super().upload(w_K, down, state, result)
+
+        def remember(self, read: Any, down: Any, state: Any, result: Any) -> Any:
+            change("remember", down, state)
+            return state
+
+    class Changes(FedAvg):
+        def rule(self) -> LocalRule:
+            return ChangesClient()
+
+    line = r"^ChangesClient: expected unchanged vectors of the message and the client's state, got"
+    with pytest.raises(TypeError, match=line):
+        simulate(Changes(), dataset="digits", num_clients=4, rounds=1, vectorize=vectorize)
+
+
 def test_a_client_state_of_another_shape_is_one_line() -> None:
     class CutClient(FedAvgClient):
         def init(self, w: Tensor, *_: Any) -> Any:

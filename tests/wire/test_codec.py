@@ -136,7 +136,7 @@ def test_a_part_without_a_class_is_refused(part: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "written",
+    "content",
     ["", "{", "no JSON", "[]", "7", "null", '{"rule": {}}', '{"plugins": []}', text(plugins=None)],
 )
 def test_text_that_is_no_client_half_is_refused(content: str) -> None:
