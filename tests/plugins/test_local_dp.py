@@ -39,8 +39,8 @@ LOCAL = DP(clip=0.5, noise_multiplier=1.0, where="client")
 TAKEN = [
     name
     for name, kind in METHODS.items()
-    if not (method := kind(fraction_train=1.0, local_steps=1)).topology.is_decentralised
-    and method.own_state() != "average"
+    if not (strategy := kind(fraction_train=1.0, local_steps=1)).topology.is_decentralised
+    and strategy.own_state() != "average"
     and name != "local"
 ]
 
