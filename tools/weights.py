@@ -4,8 +4,8 @@
     python tools/weights.py compare FILE     # the same again; exit 1 where a bit moved
 
 Digits, a network of two layers, six clients of unequal size under partial participation (all of
-them for FedPD and without a server), float32 and float64, one thread. FILE is valid for one
-machine and one version of PyTorch only: sums differ between processors.
+them if the method needs that, and without a server), float32 and float64, one thread. FILE is valid
+for one machine and one version of PyTorch only: sums differ between processors.
 """
 
 import sys
@@ -23,7 +23,6 @@ from fedaccord.strategies import METHODS
 ROUNDS = 10
 SIZES = (40, 24, 33, 16, 52, 28)
 COHORTS = [[0, 1, 2], [2, 3], [0, 4, 5], [1, 5], [0, 1, 3], [2, 4], [0, 5], [1, 2, 3], [4], [0, 3]]
-EVERYONE = [list(range(len(SIZES)))] * ROUNDS
 RI, SAM, GOSSIP = {"relaxed-init.beta": 0.1}, {"sam.rho": 0.05}, {"gossip.topology": "ring"}
 PLUGINS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -81,23 +80,23 @@ def network(dtype: torch.dtype) -> nn.Module:
 
 def weights(algo: str, keys: dict[str, Any], own: Own, dtype: torch.dtype) -> Tensor | str:
     """(T+1, ..., d), or why the combination is refused; own: of each client."""
-    everyone = algo in ("fedpd", "dispfl", "dpsgd") or algo.startswith("dfed")
-    everyone |= "gossip.topology" in keys
-    local = {} if algo == "dpsgd" else {"local-epochs": 2}
+    method = METHODS[algo](fraction_train=1.0)
+    everyone = method.all_clients or method.topology.is_decentralised or "gossip.topology" in keys
+    local = {} if "local_epochs" in method.replaces else {"local-epochs": 2}
     try:
         history = simulate(
             algo,
             clients=[(x.to(dtype), y) for x, y in own],
             model=network(dtype),
             rounds=ROUNDS,
-            participation=EVERYONE if everyone else COHORTS,
+            participation=1.0 if everyone else COHORTS,
             dtype=dtype,
             record="weights",
-            **{"batch-size": 8, "clip-norm": 1.5, **local}
-            | ({"fraction-train": 1.0} if everyone else {})
-            | keys,
+            **{"batch-size": 8, "clip-norm": 1.5, **local, **keys},
         )
     except (TypeError, ValueError) as error:
+        if not keys:
+            raise
         return str(error)
     assert history.weights is not None
     return history.weights
@@ -132,14 +131,14 @@ def main() -> None:
     if len(sys.argv) != 3 or sys.argv[1] not in ("record", "compare"):
         sys.exit(__doc__)
     file = Path(sys.argv[2])
-    found = record()
-    refused = sum(isinstance(value, str) for value in found.values())
-    count = f"{len(found)} cases, {refused} of them refused"
+    now = record()
+    refused = sum(isinstance(value, str) for value in now.values())
+    count = f"{len(now)} cases, {refused} of them refused"
     if sys.argv[1] == "record":
-        torch.save(found, file)
+        torch.save(now, file)
         print(f"{count}, in {file}")
         return
-    lines = sorted(moved(torch.load(file), found))
+    lines = sorted(moved(torch.load(file), now))
     print("\n".join(lines) or f"{count}, every bit as before")
     sys.exit(bool(lines))
 

@@ -107,9 +107,15 @@ def _content(file: Path, pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def rounds_of(plan: "Plan", runs: Path) -> int:
-    """Rounds of the plan's methods in a folder that may have runs of other methods, too."""
-    ours = (run for run in runs.glob("*") if run.name.rsplit("-", 2)[0] in plan.methods)
-    return sum(map(rounds, ours))
+    """Rounds of the plan's runs in a folder that may have others, too; of its methods' runs if the
+    search proposes them as it goes."""
+    names = plan.run_names
+    own = (
+        run
+        for run in runs.glob("*")
+        if (run.name in names if names else run.name.rsplit("-", 2)[0] in plan.methods)
+    )
+    return sum(map(rounds, own))
 
 
 class Display:
@@ -210,7 +216,7 @@ def _show(console: Console, plan: "Plan", folder: Path | None) -> None:
     print_table(console, heading, [[*map(str, part)] for part in plan_parts])
     runs, rounds = sum(part.runs for part in plan_parts), sum(part.rounds for part in plan_parts)
     done = min(rounds_of(plan, folder / "runs"), rounds) if folder else 0
-    with console.status("timing two rounds"):
+    with console.status("timing three rounds"):
         time_left = (
             estimate(plan, plan_parts, 1 - done / rounds) if done < rounds else "none is left"
         )

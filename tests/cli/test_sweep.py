@@ -68,7 +68,10 @@ def test_a_dry_run_prints_the_budget_and_writes_nothing(tmp_path: Path) -> None:
     assert ["fedsam", "tune", "2", "2", "6", "1", "epoch", "2"] in rows
     assert "6 runs, 18 rounds; about " in result.stdout
     assert [*tmp_path.iterdir()] == [file]
-    for name, rounds in (("fedavg-1-seed0", 2), ("other-1-seed0", 2), ("fedsam-2-seed0", 3)):
+    runs = sorted(make(space, {"stem": "cifar"}).run_names)
+    assert [name.partition("-")[0] for name in runs] == ["fedavg"] * 4 + ["fedsam"] * 4
+    others = (("other-1-seed0", 2), ("fedavg-1-seed0", 2), (f"{runs[0]}9", 2))
+    for name, rounds in ((runs[0], 2), (runs[-1], 3), *others):
         path = tmp_path / "out" / "runs" / name
         path.mkdir(parents=True)
         (path / "metrics.csv").write_text(

@@ -6,7 +6,7 @@ as Li et al. 2018 (arXiv:1712.09913) draw it, sharpness at a radius as SAM defin
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedaccord.task import losses
 from fedaccord.task.batches import Batch
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.solver import Loss
@@ -24,22 +25,26 @@ Product = Callable[[Tensor], Tensor]  # v (d,) -> H v (d,)
 class Surface:
     """The mean loss over samples as a function of the parameters (d,), in evaluation mode.
 
-    batches: iterated for each value, gradient and product; of the dtype of the parameters.
+    batches: iterated for each value, gradient and product; of the dtype of the parameters, with
+    weights as in `losses.weight`.
     """
 
     def __init__(self, model: FlatModel, loss: Loss, batches: Sequence[Batch]) -> None:
-        self.model, self.loss, self.batches = model, loss, batches
-        self.total = sum(len(targets) for _, targets in batches)
+        self.model, self.loss = model, loss
+        self.num_samples = sum(len(targets) for _, targets in batches)
+        weights = [float(losses.weight(loss, targets)) for _, targets in batches]
+        self.batches = [batch for batch, own in zip(batches, weights, strict=True) if own]
+        self.shares = [own / sum(weights) for own in weights if own]
         model.module.eval()
 
     def value(self, w: Tensor) -> float:
         with torch.no_grad():
-            return sum(float(self._part(w, batch)) for batch in self.batches)
+            return sum(map(float, self._parts(w)))
 
     def gradient(self, w: Tensor) -> Tensor:
         w, g = w.detach().requires_grad_(), torch.zeros_like(w)
-        for batch in self.batches:
-            g += torch.autograd.grad(self._part(w, batch), w)[0]
+        for part in self._parts(w):
+            g += torch.autograd.grad(part, w)[0]
         return g
 
     def product(self, w: Tensor) -> Product:
@@ -48,20 +53,20 @@ class Surface:
 
         def times(v: Tensor) -> Tensor:
             h = torch.zeros_like(v)
-            for batch in self.batches:
-                (g,) = torch.autograd.grad(self._part(w, batch), w, create_graph=True)
+            for part in self._parts(w):
+                (g,) = torch.autograd.grad(part, w, create_graph=True)
                 h += torch.autograd.grad(g @ v, w)[0]
             return h
 
         return times
 
-    def _part(self, w: Tensor, batch: Batch) -> Tensor:
-        """A batch's contribution to the mean."""
-        inputs, targets = batch
-        parameters = dict(zip(self.model.names, self.model.views(w), strict=True))
-        with sdpa_kernel(SDPBackend.MATH):  # the attention that has a second derivative
-            predictions = functional_call(self.model.module, parameters, (inputs,))
-        return self.loss(predictions, targets) * (len(targets) / self.total)
+    def _parts(self, w: Tensor) -> Iterator[Tensor]:
+        """The contribution of each batch to the mean."""
+        for (inputs, targets), share in zip(self.batches, self.shares, strict=True):
+            parameters = dict(zip(self.model.names, self.model.views(w), strict=True))
+            with sdpa_kernel(SDPBackend.MATH):  # the attention that has a second derivative
+                predictions = functional_call(self.model.module, parameters, (inputs,))
+            yield self.loss(predictions, targets) * share
 
 
 class Eigen(NamedTuple):

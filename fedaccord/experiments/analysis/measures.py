@@ -148,6 +148,7 @@ def risk(saved: Saved, reference: Path | None) -> Iterator[Measure]:
     if reference is not None:
         w, buffers = saved_vectors(reference, task, saved.settings)
         best = task.evaluate_train(w, saved.settings, 1, buffers)["train-loss-of-model"]
+        saved.model.write_buffers(saved.buffers)  # the task has one model, which had the others
         of = f"that of {reference.name}"
     elif column is not None and column.notna().any():
         best, of = float(column.min()), "the smallest of this run"
@@ -221,7 +222,7 @@ def shape(saved: Saved, options: Options) -> Iterator[Measure]:
     surface, w, generator = saved.surface(options), saved.w, saved.generator()
     product = surface.product(w)
     top = curvature.top_eigenvalue(product, generator, w, options.tol, options.steps)
-    of = f"of the loss on {surface.total} training samples"
+    of = f"of the loss on {surface.num_samples} training samples"
     note = f"{of}; residual {top.residual:.1e} after {top.steps} products"
     yield Measure("hessian-top-eigenvalue", top.value, note, top.residual <= options.tol)
     trace = curvature.trace(product, curvature.signs(options.probes, generator, w))

@@ -65,7 +65,7 @@ def of_method(settings: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[
 
 
 def ratio(name: str, own: pd.DataFrame, fedavg: pd.DataFrame) -> float:
-    """The ratio of the means over the seeds of two cells' results; NaN if one has none."""
+    """The ratio of the means over the seeds of two cells' results; NaN if a seed has no value."""
     _, measure, is_speed = RATIOS[name]
-    one, other = float(own[measure].mean()), float(fedavg[measure].mean())
+    one, other = (float(cell[measure].mean(skipna=False)) for cell in (own, fedavg))
     return other / one if is_speed else one / other

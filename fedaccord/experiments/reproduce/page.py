@@ -33,7 +33,8 @@ on the test samples and therefore too optimistic. Our numbers are the mean over 
 each of one batch, and `hours` are of one run; the hours depend on the machine and its other load.
 `best - paper` is given only if all rounds were run, and is bold if it is more than two standard
 deviations: runs with fewer rounds cannot be compared with the paper's number. Costs are counted up
-to the first evaluation at a target: where the paper has none, the accuracy of its FedAvg.
+to the first evaluation at a target: where the paper has none, the accuracy of its FedAvg. They are
+means over the seeds that reached it, "1 of 3" if not all did; speeds need all seeds of both cells.
 """
 END = "Written by `fedaccord reproduce`; every run is a row of [{csv}]({csv}).\n"
 
@@ -105,14 +106,14 @@ def measures_of(table: Table, results: pd.DataFrame | None = None) -> list[list[
         for name in table.measures:
             words.append(f"{cell.more[name]:g}" if name in cell.more else "–")
             if name in OF_RUN:
-                words.append(_spread(own[name].dropna()))
+                words.append(_over_seeds(own[name]))
             else:
                 value = (
                     cell_costs[name] if cell_costs else ratio(name, own, _as_printed(base, results))
                 )
                 words.append("–" if math.isnan(value) else f"{value:.2f}")
         words += [f"{cell.target:g}" if cell.target else "–" for _ in target]
-        words += [_spread(own[name].dropna(), ",.0f") for name in unprinted]
+        words += [_over_seeds(own[name], ",.0f") for name in unprinted]
         lines.append(words)
     return lines
 
@@ -166,6 +167,14 @@ def _spread(values: pd.Series, form: str = ".2f") -> str:
         return "–"
     spread = f" ± {values.std():{form}}" if len(values) > 1 else ""
     return f"{values.mean():{form}}{spread}"
+
+
+def _over_seeds(values: pd.Series, form: str = ".2f") -> str:
+    """values: of all seeds, NaN of those without the measure."""
+    own = values.dropna()
+    return _spread(own, form) + (
+        f" ({len(own)} of {len(values)})" if 0 < len(own) < len(values) else ""
+    )
 
 
 def _line(words: Sequence[str]) -> str:

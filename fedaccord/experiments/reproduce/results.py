@@ -8,7 +8,7 @@ import pandas as pd
 
 from fedaccord.experiments.reproduce.measures import OF_RUN, of_run
 from fedaccord.experiments.reproduce.table import Cell
-from fedaccord.experiments.sweep.trial import Job, Row
+from fedaccord.experiments.sweep.trial import DIVERGED, Job, Row
 from fedaccord.runs import COMPLETED, reader
 from fedaccord.storage.files import replace
 
@@ -44,8 +44,8 @@ def result(
 
 
 def merged(file: Path, results: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """The file's rows merged with these; of runs of one cell and seed the completed one with more
-    rounds, without one the failed one with more.
+    """The file's rows merged with these; of runs of one cell and seed the one with more rounds. A
+    model that diverged is a result; runs that failed otherwise count if there is no result.
 
     Raises ValueError if the file contains something else.
     """
@@ -61,8 +61,9 @@ def merged(file: Path, results: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
             ) from None
         rows = pd.concat([before, rows]) if len(rows) else before
     rows["changed"] = rows["changed"].fillna("")
-    rows = rows.assign(done=rows["status"] == COMPLETED).sort_values(["done", "rounds"])
-    rows = rows.drop(columns="done").drop_duplicates(KEY, keep="last")
+    is_result = (rows["status"] == COMPLETED) | rows["reason"].astype(str).str.contains(DIVERGED)
+    rows = rows.assign(is_result=is_result).sort_values(["is_result", "rounds"])
+    rows = rows.drop(columns="is_result").drop_duplicates(KEY, keep="last")
     return rows.sort_values(KEY, ignore_index=True)
 
 

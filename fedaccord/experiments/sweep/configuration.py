@@ -48,6 +48,10 @@ class Configuration:
         digest = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
         return f"{self.algo}-{digest[:10]}"
 
+    def run_name(self, seed: int) -> str:
+        """The name of its run with this seed."""
+        return f"{self.name}-seed{seed}"
+
     @cached_property
     def code(self) -> dict[str, str]:
         """By key, the code of functions. Raises as `name`."""

@@ -21,7 +21,7 @@ from fedaccord.experiments.sweep.search import budget
 from fedaccord.experiments.sweep.trial import Job, check_measured, summary_of
 from fedaccord.process import threads
 
-TIMED = 2  # rounds; the second one counts
+TIMED = 3  # rounds: the first one creates states, the last one is evaluated
 
 
 class Part(NamedTuple):
@@ -81,15 +81,21 @@ def _whole(configurations: Sequence[Configuration]) -> list[tuple[int, int]]:
 
 def estimate(plan: Plan, plan_parts: Sequence[Part], share: float = 1.0) -> str:
     """The time of a share of the rounds, from a run of the first method: its round, rounds of other
-    methods by their gradients, and the overhead of every run. Raises ValueError if that run does
-    not measure what ranks the trials."""
+    methods by their gradients, the evaluations, and the overhead of every run. Raises ValueError if
+    that run does not measure what ranks the trials."""
     method = plan.methods[0]
     first = plan.configuration(method, next(space.corners(plan.of(method))))
-    settings = first.settings | {"seed": 0, "num-server-rounds": TIMED}
+    settings = first.settings | {"seed": 0, "num-server-rounds": TIMED, "eval-every": TIMED}
     job = Job("", "", settings, plan.options.metric)
-    *rounds, rest = timed(settings, lambda path: check_measured(job, summary_of(path)))
-    seconds, one = rounds[-1], _work(plan_parts[0])
-    each = (rest * part.runs + seconds * part.rounds * _work(part) / one for part in plan_parts)
+    *_, seconds, evaluated, rest = timed(
+        settings, lambda path: check_measured(job, summary_of(path))
+    )
+    evaluation = max(0.0, evaluated - seconds) / first.config.strategy.eval_every
+    one = _work(plan_parts[0])
+    each = (
+        rest * part.runs + (seconds * _work(part) / one + evaluation) * part.rounds
+        for part in plan_parts
+    )
     total = share * sum(each)
     if plan.options.ray_address:
         return f"{_words(total)} of one trial after another, {seconds:.2g} s a round"

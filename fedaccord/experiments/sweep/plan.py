@@ -226,6 +226,18 @@ class Plan:
         settings = configuration.settings | {"validation": 0.0}
         return Configuration(configuration.algo, configuration.point, settings)
 
+    @cached_property
+    def run_names(self) -> frozenset[str]:
+        """The names of all runs that it may make; empty with optuna, which proposes configurations
+        by the scores of others."""
+        if self.tunes and self.options.search == "optuna":
+            return frozenset()
+        every = [each for method in self.methods for each in self.configurations(method)]
+        tuned = every if self.tunes else []
+        names = {each.run_name(seed) for each in tuned for seed in self.seeds}
+        tests = map(self.tested, every)
+        return frozenset(names | {each.run_name(s) for each in tests for s in self.test_seeds})
+
     def trials(self, method: str) -> int:
         """The number of configurations of a method, if there is no grid."""
         shares = max(self.costs[method]) / self.cheapest if self.options.fair == "trials" else 1

@@ -199,7 +199,7 @@ class Sweep:
     def _job(self, ask: Ask, seed: int) -> Job:
         configuration, rounds = ask
         settings = configuration.settings | {"seed": seed, "num-server-rounds": rounds}
-        name = f"{configuration.name}-seed{seed}"
+        name = configuration.run_name(seed)
         metric = self.plan.options.metric
         return Job(str(self.folder), name, settings, metric, configuration.code)
 

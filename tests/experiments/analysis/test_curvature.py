@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedaccord.data.samples import IGNORED
 from fedaccord.experiments.analysis import curvature
 from fedaccord.experiments.analysis.curvature import Surface
+from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel
 
 DOUBLE = torch.float64
@@ -94,6 +96,19 @@ def test_value_and_gradient_are_those_of_all_samples_at_once(surface: Surface) -
     whole = Surface(surface.model, surface.loss, [(x, y)])
     assert surface.value(w) == pytest.approx(whole.value(w), rel=1e-12)
     torch.testing.assert_close(surface.gradient(w), whole.gradient(w))
+
+
+def test_ignored_targets_count_as_in_an_evaluation() -> None:
+    """Of batches with one, three and no counted targets."""
+    model = FlatModel(nn.Linear(4, 3), dtype=DOUBLE)
+    x = torch.randn(12, 4, dtype=DOUBLE, generator=seeded(4))
+    y = torch.full((12,), IGNORED)
+    y[[2, 5, 6, 7]] = torch.tensor([0, 1, 2, 1])
+    batches = [(x[a:b], y[a:b]) for a, b in pairwise((0, 4, 9, 12))]
+    surface = Surface(model, F.cross_entropy, batches)
+    loss = evaluate(model, model.w, batches, F.cross_entropy)["loss"]
+    assert surface.value(model.w) == pytest.approx(loss, rel=1e-12)
+    assert surface.gradient(model.w).isfinite().all()
 
 
 def test_sharpness_is_the_largest_rise_of_its_three_steps(surface: Surface) -> None:

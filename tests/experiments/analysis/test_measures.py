@@ -66,6 +66,20 @@ def test_excess_risk_is_split_against_the_best_train_loss_or_a_reference(folder:
     assert against["excess-risk"] == pytest.approx(total)
 
 
+def test_a_reference_changes_no_other_measure(tmp_path: Path) -> None:
+    """Its averaged statistics are those of its own excess risk alone."""
+    small = ("model=tests.own:pocket", "buffers=mean", "num-server-rounds=2")
+    for name, more in (("own", "lr=0.1"), ("other", "lr=0.3")):
+        success(run(tmp_path, f"name={name}", more, *small))
+    folder, values = tmp_path / "runs", []
+    for reference in (None, folder / "other"):
+        saved = Saved(folder / "own", {})
+        by_name([*measures.risk(saved, reference)])
+        values.append(by_name([*measures.fairness(saved)]))
+        assert torch.equal(saved.model.read_buffers(), saved.buffers)
+    assert values[0] == values[1]
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -248,8 +262,8 @@ def test_measures_are_reproducible_because_the_seed_draws_the_samples(folder: Pa
     options = Options(samples=100, probes=2)
     saved = Saved(folder / "short", {})
     assert [*measures.shape(saved, options)] == [*measures.shape(saved, options)]
-    assert saved.surface(options).total == 100
-    assert saved.surface(Options(samples=0)).total == sum(
+    assert saved.surface(options).num_samples == 100
+    assert saved.surface(Options(samples=0)).num_samples == sum(
         saved.task.num_examples(i) for i in range(25)
     )
 

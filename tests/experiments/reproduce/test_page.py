@@ -146,6 +146,23 @@ def test_measures_beside_the_accuracy_and_their_ratios(tmp_path: Path) -> None:
     assert "| `fedinit/few` | 30 | 10.00 ± 1.41 |" in text
 
 
+def test_costs_name_the_seeds_that_reached_the_target(tmp_path: Path) -> None:
+    """And a speed is that of all seeds."""
+    cells = [
+        replace(each, more={"rounds-to-target": 30.0, "rounds-speed": 2.0})
+        for each in TABLE.cells[:2]
+    ]
+    results = [result("fedavg/few", seed, 80.0, **{"rounds-to-target": 40.0}) for seed in range(3)]
+    results += [
+        result("fedinit/few", seed, 80.0, **({"rounds-to-target": 20.0} if seed else {}))
+        for seed in range(3)
+    ]
+    table = replace(TABLE, cells=(*cells,))
+    _, fedavg, fedinit = measures_of(table, merged(tmp_path / "none.csv", results))
+    assert fedavg[1:5] == ["30", "40.00 ± 0.00", "2", "1.00"]
+    assert fedinit[1:5] == ["30", "20.00 ± 0.00 (2 of 3)", "2", "–"]
+
+
 def test_costs_to_a_target_that_a_paper_does_not_print_are_ours_alone(tmp_path: Path) -> None:
     aimed = replace(TABLE.cells[0], more={"rounds-to-target": 30.0}, target=70.0)
     costs = {"rounds-to-target": 9.0, "gradients-to-target": 1e4, "rounds": 2}
@@ -196,6 +213,9 @@ def test_results_grow_and_longer_runs_replace_shorter_ones(tmp_path: Path) -> No
     assert [*again.best] == [80.0, 72.0]
     broken = failed("fedavg/few", 0) | {"rounds": 30}
     assert [*merged(file, [broken]).best] == [80.0, 71.0]
+    diverged = broken | {"reason": "the model diverged in round 20"}  # a result
+    assert [*merged(file, [diverged]).status] == ["failed", "completed"]
+    assert [*merged(file, [diverged | {"rounds": 8}]).status] == ["completed", "completed"]
 
 
 @pytest.mark.parametrize("content", ["", "a,b\n1,2\n", "\0"])

@@ -42,13 +42,16 @@ def test_the_length_of_a_local_round_is_the_methods_own() -> None:
     assert [part.local for part in plan_parts] == lengths
 
 
-@pytest.mark.parametrize(("processes", "expected"), [(1, 6 * 2 + 18 * 0.5), (2, 21 / 2 + 3)])
-def test_an_estimate_counts_the_start_of_runs(
+@pytest.mark.parametrize(("processes", "expected"), [(1, 6 * 2 + 18 * 0.7), (2, 24.6 / 2 + 3)])
+def test_an_estimate_counts_the_start_of_runs_and_every_second_rounds_evaluation(
     processes: int, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedaccord.experiments.sweep.estimate.timed", lambda *_: [0.7, 0.5, 2.0])
+    monkeypatch.setattr(
+        "fedaccord.experiments.sweep.estimate.timed", lambda *_: [0.7, 0.5, 0.9, 2.0]
+    )
     monkeypatch.setattr("fedaccord.experiments.sweep.estimate._start_of_process", lambda: 3.0)
-    plan = make({"algo": ["fedavg", "fedprox"], "lr": [0.05, 0.1]}, workers=processes)
+    space = {"algo": ["fedavg", "fedprox"], "lr": [0.05, 0.1]}
+    plan = make(space, {"eval-every": 2}, workers=processes)
     assert f"about {_words(expected)} with" in estimate(plan, parts(plan))
 
 
