@@ -584,8 +584,8 @@ def report(folder: Path, results: Path) -> None:
     ]
     own = [run for name in sweeps() for run in runs.get(name, [])]
     head = ["claim", "paper", "ours", "difference", "runs", "verdict"]
-    for group, found_here in zip(GROUPS, tested, strict=True):
-        rows = [line.cells(line.chance in standing) for line in found_here]
+    for group, own_lines in zip(GROUPS, tested, strict=True):
+        rows = [line.cells(line.chance in standing) for line in own_lines]
         lines += [f"## {group.title}", "", group.text, "", *markdown(head, rows), ""]
     lines += [
         "Made by `python benchmarks/claims.py DIR --run`, the sweeps of the linked pages, each as "

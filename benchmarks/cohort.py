@@ -67,7 +67,7 @@ MODELS: dict[str, tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp784-64": ("MLP 784-64-10", partial(dense, 784, 64, 10), (784,)),
     "mlp784": ("MLP 784-200-200-10", partial(dense, 784, 200, 200, 10), (784,)),
 }
-Found = dict[str, list[float]]  # milliseconds of a client's step in each repetition, by contestant
+Times = dict[str, list[float]]  # milliseconds of a client's step in each repetition, by contestant
 Contestants = dict[str, tuple[Callable[[], object], int]]  # what to run, and its client-steps
 MOST = 1.5  # of the bare steps
 GAINS = {("mlp64", 8, 100): 4.0, ("mlp64", 50, 100): 2.5}  # at least
@@ -132,12 +132,12 @@ def line(name: str, batch: int, n: int, options: argparse.Namespace) -> tuple[st
     missed = []
     if (name, batch, n) in GAINS:
         missed = [
-            f"{title}, batch {batch}, {n} clients: {what} takes {found_:.2f} x bare, allowed {MOST}"
-            for what, found_ in (
+            f"{title}, batch {batch}, {n} clients: {what} takes {share:.2f} x bare, allowed {MOST}"
+            for what, share in (
                 ("round", statistics.median(alone)),
                 ("round n", statistics.median(together)),
             )
-            if found_ > MOST
+            if share > MOST
         ]
         if (least := GAINS[name, batch, n]) > (gained := statistics.median(gain)):
             missed.append(f"{title}, batch {batch}, {n} clients: gain {gained:.1f}, below {least}")
@@ -173,15 +173,15 @@ def page(table: list[str], missed: list[str]) -> str:
     )
 
 
-def ratio(measurements: Found, name: str, base: str) -> list[float]:
+def ratio(measurements: Times, name: str, base: str) -> list[float]:
     return [a / b for a, b in zip(measurements[name], measurements[base], strict=True)]
 
 
-def measure(kinds: Contestants, options: argparse.Namespace) -> Found:
+def measure(kinds: Contestants, options: argparse.Namespace) -> Times:
     clock = timing.CLOCKS[options.clock]
     for run, _ in [*kinds.values()]:
         run()  # imports, allocates
-    measurements: Found = {name: [] for name in kinds}
+    measurements: Times = {name: [] for name in kinds}
     for repetition in range(options.repetitions):
         names = [*kinds]
         k = repetition % len(names)

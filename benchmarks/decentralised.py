@@ -346,14 +346,14 @@ def plot(runs: Runs, path: Path) -> None:
 
 def time_gossip(sweep: Path, more: dict[str, Any], nodes: int = 100, rounds: int = 3) -> None:
     """Time ``rounds`` rounds with many nodes, and the mixing in them, by the wall clock."""
-    mixed: list[float] = []
+    seconds: list[float] = []
     mix = Network.mix
 
     def timed(self: Network, x: torch.Tensor) -> torch.Tensor:
         began = time.perf_counter()
-        mix(self, x)
-        mixed.append(time.perf_counter() - began)
-        return x
+        mean = mix(self, x)
+        seconds.append(time.perf_counter() - began)
+        return mean
 
     Network.mix = timed  # type: ignore[method-assign]
     sweep_file = tomllib.loads(LENET.read_text(encoding="utf-8"))
@@ -369,7 +369,7 @@ def time_gossip(sweep: Path, more: dict[str, Any], nodes: int = 100, rounds: int
         "parameters": sum(p.numel() for p in history.model.values()),
         "threads": more["threads"],
         "rounds": history.metrics["seconds"].dropna().tolist(),
-        "mix": mixed,
+        "mix": seconds,
     }
     sweep.mkdir(parents=True, exist_ok=True)
     (sweep / "gossip.json").write_text(json.dumps(facts))

@@ -44,7 +44,7 @@ ROWS = {  # name: (app, command of a SuperNode)
 }
 
 
-class Found(NamedTuple):
+class Measurement(NamedTuple):
     """A run: seconds of its rounds, CPU seconds a message, MB by role, and of an idle node."""
 
     rounds: list[float]
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="write the page to this file")
     options = parser.parse_args()
     rows = [name for name in options.rows if options.before or ROWS[name][0] != "before"]
-    measurements: dict[str, list[Found]] = {name: [] for name in rows}
+    measurements: dict[str, list[Measurement]] = {name: [] for name in rows}
     with tempfile.TemporaryDirectory() as folder:
         apps = {"plain": REPOSITORY / "benchmarks/fedavg_app", "ours": REPOSITORY}
         if options.before:
@@ -88,7 +88,7 @@ def main() -> None:
         options.markdown.write_text(page(table, options))
 
 
-def measure(app: Path, plain: bool, node: Sequence[str], rounds: int, work: Path) -> Found:
+def measure(app: Path, plain: bool, node: Sequence[str], rounds: int, work: Path) -> Measurement:
     configs = [f"partition-id={i} num-partitions={NODES}" for i in range(NODES)]
     with deployment(work, [node] * NODES, configs) as (environment, nodes):
         time.sleep(5.0)  # until all has been imported
@@ -101,7 +101,7 @@ def measure(app: Path, plain: bool, node: Sequence[str], rounds: int, work: Path
             seconds = run(app, plain, rounds, work, environment)
         messages = NODES * (rounds + (not plain))  # and the handshake
         cpu = (cpu_seconds(nodes) - before) / messages
-    return Found(seconds, cpu, idle_cpu, memory, idle)
+    return Measurement(seconds, cpu, idle_cpu, memory, idle)
 
 
 def run(
@@ -256,7 +256,7 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def lines(measurements: dict[str, list[Found]]) -> Iterator[str]:
+def lines(measurements: dict[str, list[Measurement]]) -> Iterator[str]:
     yield "| SuperNode | seconds a round: median (min to max) | CPU seconds a message | idle, % |"
     yield "| --- | --: | --: | --: |"
     for name, runs in measurements.items():
@@ -266,7 +266,7 @@ def lines(measurements: dict[str, list[Found]]) -> Iterator[str]:
         yield f"| {name} | {' | '.join(row)} |"
 
 
-def memory_lines(measurements: dict[str, list[Found]]) -> Iterator[str]:
+def memory_lines(measurements: dict[str, list[Measurement]]) -> Iterator[str]:
     roles = ("SuperNode", "SuperExec", "warm process", "ClientApp", "all, PSS")
     yield "| MB: idle / peak of a run | " + " | ".join(roles) + " |"
     yield "| --- |" + " --: |" * len(roles)

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedaccord import engine, runs
 from fedaccord.cli.settings import read_settings
-from fedaccord.config import RunConfig
+from fedaccord.config import RunConfig, affecting
 from fedaccord.runs import reader
 
 METHODS = ("fedavg", "fedinit", "feddyn", "afedpd")
@@ -69,9 +69,17 @@ def accuracy(settings: dict[str, Any]) -> float:
     keys = ("dataset", "model", "algo", "precision", "seed")
     name = "-".join(str(settings[key]) for key in keys)
     path = Path(settings["out-dir"]) / name
+    config = RunConfig.make(settings | {"name": name})
     if not (path.exists() and runs.status(path) == "completed"):
-        engine.run(RunConfig.make(settings | {"name": name}))
-    accuracies = reader.read(path).metrics["test-accuracy"].dropna()
+        engine.run(config)
+    run = reader.read(path)
+    before, free = RunConfig.make(run.settings).flat, affecting("speed", "place")
+    for key, value in config.flat.items():
+        if key not in free and before[key] != value:
+            raise ValueError(
+                f"{path}: expected a run with {key}={value}, got {before[key]}: use another --out"
+            )
+    accuracies = run.metrics["test-accuracy"].dropna()
     return 100 * float(accuracies.tail(LAST).mean())
 
 

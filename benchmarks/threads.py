@@ -26,7 +26,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-RUNS = {  # the README's first lines
+RUNS = {  # one that corrects drift, one that relaxes the start
     "scaffold": "algo=scaffold relaxed-init.beta=0.05",
     "fedinit": "algo=fedinit num-server-rounds=10",
 }

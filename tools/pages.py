@@ -39,10 +39,10 @@ UP = "../.."  # from docs/methods to the repository root
 
 def pages() -> dict[str, str]:
     """Every page by its file name; links hold in docs/methods."""
-    found = {"README.md": _index()}
-    found |= {f"{name}.md": _method(name, kind) for name, kind in BUILT_IN.items()}
-    found |= {f"{name}.md": _plugin(name, kind) for name, kind in PLUGINS.items()}
-    return {name: "\n\n".join(parts) + "\n" for name, parts in found.items()}
+    parts_of = {"README.md": _index()}
+    parts_of |= {f"{name}.md": _method(name, kind) for name, kind in BUILT_IN.items()}
+    parts_of |= {f"{name}.md": _plugin(name, kind) for name, kind in PLUGINS.items()}
+    return {name: "\n\n".join(parts) + "\n" for name, parts in parts_of.items()}
 
 
 # --- the kinds of page ----------------------------------------------------------------------------

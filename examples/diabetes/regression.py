@@ -39,7 +39,7 @@ def network() -> nn.Module:
 def errors(methods: list[str], rounds: int) -> dict[str, list[float]]:
     """The mean absolute error before the first round and after each one."""
     sites, test, scale = samples()
-    found: dict[str, list[float]] = {}
+    errors: dict[str, list[float]] = {}
     for method in methods:
         metrics = simulate(
             method,
@@ -53,8 +53,8 @@ def errors(methods: list[str], rounds: int) -> dict[str, list[float]]:
             batch_size=16,
             lr=0.02,
         ).metrics
-        found[method] = [scale * value for value in metrics["test-mae"]]
-    return found
+        errors[method] = [scale * value for value in metrics["test-mae"]]
+    return errors
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def accuracies(methods: list[str], rounds: int) -> dict[str, list[float]]:
     draw = random.Random(0)
     clients = [sentences([i % 3, (i + 1) % 3], 120, draw) for i in range(SITES)]
     test = sentences([0, 1, 2], 300, draw)
-    found: dict[str, list[float]] = {}
+    accuracies: dict[str, list[float]] = {}
     for method in methods:
         metrics = simulate(
             method,
@@ -83,8 +83,8 @@ def accuracies(methods: list[str], rounds: int) -> dict[str, list[float]]:
             local_epochs=2,
             batch_size=20,
         ).metrics
-        found[method] = metrics["test-accuracy"].tolist()
-    return found
+        accuracies[method] = metrics["test-accuracy"].tolist()
+    return accuracies
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def network() -> nn.Module:
 
 def accuracies(methods: list[str], folder: Path, rounds: int) -> dict[str, list[float]]:
     """The test accuracy before the first round and after each one."""
-    found: dict[str, list[float]] = {}
+    accuracies: dict[str, list[float]] = {}
     for method in methods:
         metrics = simulate(
             method,
@@ -61,8 +61,8 @@ def accuracies(methods: list[str], folder: Path, rounds: int) -> dict[str, list[
             batch_size=32,
             lr=0.05,
         ).metrics
-        found[method] = metrics["test-accuracy"].tolist()
-    return found
+        accuracies[method] = metrics["test-accuracy"].tolist()
+    return accuracies
 
 
 if __name__ == "__main__":

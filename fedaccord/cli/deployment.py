@@ -112,6 +112,8 @@ def _check_node_config(file: Path) -> Check:
     except (OSError, ValueError) as error:
         return fail("node-config", f"expected a line of key=value pairs, got {error}")
     pair = re.search(r'(?:^|\s)(data-dir|data-path)="([^"]*)"', text)
+    if pair is None and (other := re.search(r"(?:^|\s)(dataset=\S+|allow-server-data=true)", text)):
+        return ok("data", other[1])
     if pair is None:
         return warn("data", "no data-dir: this device can only take part in runs on digits")
     if Path(pair[2]).exists():

@@ -134,9 +134,11 @@ def _rows(path: Path) -> Iterator[Row]:
             for number, values in enumerate(_records(path, file), 1):
                 yield _row(path, number, values)
     except (OSError, UnicodeError, csv.Error, json.JSONDecodeError, RecursionError) as error:
+        too_long = isinstance(error, csv.Error) and "field limit" in str(error)
+        advice = "use .jsonl, which has no such limit" if too_long else "write it anew"
         raise ValueError(
             f"text: expected UTF-8 {path.suffix[1:]} in {path}, got what cannot be read as such "
-            f"({error}): write it anew"
+            f"({error}): {advice}"
         ) from error
 
 

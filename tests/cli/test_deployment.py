@@ -266,6 +266,14 @@ def test_a_device_without_data_of_its_own(lab: Path) -> None:
     assert lines["data"].startswith("warn no data-dir")
 
 
+@pytest.mark.parametrize("pair", ['dataset="sites.data:load"', "allow-server-data=true"])
+def test_a_device_whose_data_are_no_folder(lab: Path, pair: str) -> None:
+    file = lab / "device-0" / folders.NODE_CONFIG
+    file.write_text(f"partition-id=0 num-partitions=1 {pair}")
+    with serving(lab / "server", port_of(lab)):
+        assert doctor(lab / "device-0")[1]["data"] == f"ok {pair}"
+
+
 def test_a_server_that_lacks_something(lab: Path) -> None:
     key = lab / "server" / folders.SERVER_KEY
     key.chmod(0o640)

@@ -119,7 +119,7 @@ def test_what_is_decoded_depends_on_settings_and_files(tmp_path: Path) -> None:
         (TRAIN, {"tokenizer": "tests.own:tiny"}, "^tokenizer: .*the attribute vocab_size"),
         (TRAIN, {"tokenizer": "tests.none:f"}, "^tokenizer: expected a module"),
         ("text,label,client\na,0,\nb,1,x\n", {}, "a client for every training sample, got one w"),
-        ("text,label\n\0,0\n" + "a" * 200_000 + ",1\n", {}, "UTF-8 csv .* cannot be read"),
+        ("text,label\nb,0\n" + "a" * 200_000 + ",1\n", {}, "UTF-8 csv .*: use .jsonl, which has"),
     ],
 )
 def test_an_invalid_file_is_refused(

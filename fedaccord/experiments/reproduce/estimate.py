@@ -31,7 +31,7 @@ class Estimate:
         self.paces: dict[tuple[object, ...], Pace] = {}
 
     def hours(self, runs: Sequence[Run]) -> float | None:
-        """Hours of the missing runs in one process; None if their data set is not here."""
+        """Hours of the missing runs, with the processes of the options; None without their data."""
         if not all(has_data(RunConfig.make(run.job.settings).task) for run in runs):
             return None
         left = [run for run in runs if self.study.done(run) is None]
