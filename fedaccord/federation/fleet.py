@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import DEFAULT_TTL, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedaccord.compat import flower
@@ -29,11 +29,11 @@ from fedaccord.federation.errors import FederationError
 from fedaccord.federation.partition_ids import PartitionIds
 from fedaccord.federation.polls import Polls, parts
 from fedaccord.federation.reply_messages import (
-    check_workers,
     is_sender,
     read_content,
     read_metrics,
     read_training,
+    readings,
 )
 from fedaccord.federation.roster import ASK_AGAIN, Roster
 from fedaccord.wire.handshake import handshake
@@ -43,6 +43,7 @@ from fedaccord.wire.records import CONFIG, SECURE, config_of
 
 log = logging.getLogger("flwr")
 
+TRAIN, EVALUATE = MessageType.TRAIN, MessageType.EVALUATE
 LATE = "no reply in time"
 REPLACED = "another node took the place of its node"
 MORE = '"num-supernodes=20 client-resources-num-cpus=1"'
@@ -111,13 +112,18 @@ class MessageFleet:
         partition_ids: PartitionIds | None = None,
         config_key: str = CONFIG,
         card: Mapping[str, Any] | None = None,
+        evaluate_config: Mapping[str, Any] | None = None,
     ) -> None:
-        """config: a caller's own, of training messages; config_key: its record's name; card: of the
-        server's own data, as `Task.card`."""
-        check_own_config(config or {}, config_key)
+        """config, evaluate_config: a caller's own, of messages; config_key: their record's name;
+        card: of the server's own data, as `Task.card`."""
+        check_own_config([*(config or {}), *(evaluate_config or {})], config_key)
         self.simulated = flower.is_simulation(grid)
         self.grid, self._polls = grid, Polls(grid, self.simulated)
-        self._config, self._config_key = config or {}, config_key
+        self._configs = {
+            TRAIN: config or {},
+            EVALUATE: evaluate_config or {},
+        }
+        self._config_key = config_key
         # a simulation loses no messages, and handles two of a client at once: see `_still_late`
         ask_again = math.inf if self.simulated else ASK_AGAIN
         self.roster = Roster(partition_ids=partition_ids, ask_again=ask_again, card=card)
@@ -180,21 +186,21 @@ class MessageFleet:
         clients = [request.instruction.client for request in requests]
         late = self._still_late(clients, end)
         requests = [r for r in requests if r.instruction.client not in late]
-        messages = self._training(requests)
+        messages = self._training(requests, timeout)
         for i, stage in (more or {}).items():
             if i in messages:
                 messages[i].content[SECURE] = ConfigRecord(dict(stage))
         size = max((request.nbytes for request in requests), default=0)
         replies = self._send(messages, max(0.0, end - time.monotonic()), size)
         instructions = {request.instruction.client: request.instruction for request in requests}
-        return _readings(clients, replies, instructions)
+        return readings(clients, replies, instructions, late=LATE)
 
     def send(self, requests: Sequence[TrainRequest], timeout: float) -> None:
         """Send training requests, return at once; timeout: seconds until `receive` drops a visit.
 
         An earlier visit of the same client, and its reply, are dropped.
         """
-        messages = self._training(requests)
+        messages = self._training(requests, timeout)
         message_ids = self._polls.push([*messages.values()], timeout)
         deadline = time.monotonic() + timeout
         for request, message_id in zip(requests, message_ids, strict=True):
@@ -253,12 +259,12 @@ class MessageFleet:
                 del self._at_work[i]
                 self._ended[i] = REPLACED if is_replaced else LATE
 
-    def _training(self, requests: Sequence[TrainRequest]) -> dict[int, Message]:
+    def _training(self, requests: Sequence[TrainRequest], timeout: float) -> dict[int, Message]:
         """The message of each request, by client."""
         instructions = [request.instruction for request in requests]
         return {
             r.client: self._message(
-                r.client, self._with_config(content, r.round + 1), MessageType.TRAIN
+                r.client, self._with_config(content, r.round + 1), TRAIN, timeout
             )
             for r, content in zip(instructions, write_requests(requests), strict=True)
         }
@@ -269,7 +275,8 @@ class MessageFleet:
         messages = {}
         for request, content in zip(requests, write_evaluate_requests(requests), strict=True):
             i = request.instruction.client
-            messages[i] = self._message(i, content, MessageType.EVALUATE)
+            content = self._with_config(content, request.instruction.round, EVALUATE)
+            messages[i] = self._message(i, content, EVALUATE, timeout)
         return [*self._ask(messages, timeout, read_metrics).values()]
 
     def stage(
@@ -277,7 +284,7 @@ class MessageFleet:
     ) -> dict[int, dict[str, Any] | str]:
         """The replies to a stage of a secure sum, or the reasons for none."""
         contents = {i: RecordDict({SECURE: ConfigRecord(dict(p))}) for i, p in payloads.items()}
-        messages = {i: self._message(i, c, MessageType.TRAIN) for i, c in contents.items()}
+        messages = {i: self._message(i, c, TRAIN, timeout) for i, c in contents.items()}
         return self._ask(messages, timeout, lambda reply: dict(config_of(reply.content, SECURE)))
 
     def ask(
@@ -288,7 +295,7 @@ class MessageFleet:
         read: Callable[[Message], T],
     ) -> dict[int, T | str]:
         """Each client's evaluation of ``content``, read by ``read``, or the reason for none."""
-        messages = {i: self._message(i, content, MessageType.EVALUATE) for i in clients}
+        messages = {i: self._message(i, content, EVALUATE, timeout) for i in clients}
         return self._ask(messages, timeout, read)
 
     def _ask(
@@ -297,11 +304,11 @@ class MessageFleet:
         replies = dict(self._send(messages, timeout))
         return {i: read_content(replies[i], read) if i in replies else LATE for i in messages}
 
-    def _with_config(self, content: RecordDict, server_round: int) -> RecordDict:
-        return with_config(content, self._config, self._config_key, server_round)
+    def _with_config(self, content: RecordDict, number: int, kind: str = TRAIN) -> RecordDict:
+        return with_config(content, self._configs[kind], self._config_key, number)
 
-    def _message(self, client: int, content: RecordDict, kind: str) -> Message:
-        return Message(content, self.roster.nodes[client], kind)
+    def _message(self, client: int, content: RecordDict, kind: str, timeout: float) -> Message:
+        return Message(content, self.roster.nodes[client], kind, ttl=max(timeout, DEFAULT_TTL))
 
     def _send(
         self, messages: Mapping[int, Message], timeout: float, size: int = 0
@@ -378,19 +385,3 @@ class MessageFleet:
 def is_deployed(fleet: Fleet) -> bool:
     """Whether the clients are SuperNodes, in real time."""
     return isinstance(fleet, MessageFleet) and not fleet.simulated
-
-
-def _readings(
-    clients: Sequence[int],
-    replies: Iterable[tuple[int, Message]],
-    instructions: Mapping[int, TrainInstruction],
-) -> TrainReplies:
-    """The content of each client's reply, in order of arrival, then of the clients without one."""
-    late, errors = dict.fromkeys(clients), list[str]()
-    for i, reply in replies:
-        del late[i]
-        if reply.has_error():
-            errors.append(reply.error.reason or "")
-        yield i, read_training(reply, instructions[i])
-    check_workers(errors)
-    yield from ((i, LATE) for i in late)

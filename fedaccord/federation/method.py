@@ -214,6 +214,7 @@ class Method(Settings, ABC):
         cohorts: explicit ones, a cohort for each round; None: they are drawn.
         """
         for t, cohort in enumerate(cohorts or ()):
+            sampling.check_cohort(cohort, t, num_clients)
             if self.all_clients and (missing := sorted({*range(num_clients)} - {*cohort})):
                 raise ValueError(
                     f"participation: {type(self).__name__} expects all {num_clients} clients in "

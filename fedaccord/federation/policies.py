@@ -54,7 +54,7 @@ class FullRound:
         """The clients of round t, among the available ones; size: as of `Method.draw`."""
         if self.cohorts is None:
             return self.method.draw(s.t, available, s.num_clients, size, self.secret)
-        return sampling.scheduled(self.cohorts[s.t], available, s.num_clients)[:size]
+        return sampling.scheduled(self.cohorts[s.t], available, size)
 
     def collect(self, s: RoundState) -> Collected:
         available, missing = self._connected(s)

@@ -32,7 +32,7 @@ class Polls:
         self._fails = False  # whether the last request failed
 
     def push(self, messages: Sequence[Message], timeout: float) -> Sequence[str | None]:
-        """The ids of the messages, None if Flower could not send it within ``timeout`` seconds.
+        """The ids of the messages, None for one that Flower did not send in ``timeout`` seconds.
 
         A SuperLink stores a message that is sent twice once: its id is a hash of its content.
         Raises FederationError if it is refused as too large, for which Flower returns no ids.
@@ -46,7 +46,7 @@ class Polls:
         self._fails = False
         if len(ids) < len(messages):
             raise FederationError(TOO_LARGE)
-        return ids
+        return [message_id or None for message_id in ids]  # "": the node has just left
 
     def pull(self, message_ids: Sequence[str]) -> Iterable[Message]:
         """The replies that have arrived completely."""

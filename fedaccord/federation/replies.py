@@ -131,7 +131,8 @@ def check_numbers(session: Session, request: TrainRequest, reply: TrainReply) ->
     if instruction.local_steps:
         _check_count("steps", reply.steps, instruction.local_steps, instruction.local_steps)
     else:  # each step uses at least one sample
-        _check_count("steps", reply.steps, 1, instruction.local_epochs * reply.examples)
+        most = instruction.local_epochs * reply.examples
+        _check_count("steps", reply.steps, 1, most, " (local-epochs times num-examples)")
     if reply.seconds is not None:
         _check_number("seconds", reply.seconds, 0, MAX_SECONDS)
     if not isinstance(reply.loss, Tensor):
@@ -186,10 +187,10 @@ def traffic(*vectors: Any) -> int:
     return sum(map(nbytes, vectors))
 
 
-def _check_count(name: str, value: Any, least: int, most: int) -> None:
+def _check_count(name: str, value: Any, least: int, most: int, why: str = "") -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         allowed = f"{least}" if least == most else f"an integer from {least} to {most}"
-        raise ValueError(f"expected {name} to be {allowed}, got {value!r:.40}")
+        raise ValueError(f"expected {name} to be {allowed}{why}, got {value!r:.40}")
 
 
 def _check_number(name: str, value: Any, low: float, high: float) -> None:

@@ -1,7 +1,7 @@
 """A node's reply message: its sender, and its content, or the reason for rejecting it."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from flwr.app import Message
@@ -51,6 +51,23 @@ def read_content(reply: Message, read: Callable[[Message], T]) -> T | str:
 
 def read_training(reply: Message, instruction: TrainInstruction) -> TrainReply | StateLost | str:
     return read_content(reply, lambda it: read_reply(it.content, instruction.half))
+
+
+def readings(
+    clients: Sequence[int],
+    replies: Iterable[tuple[int, Message]],
+    instructions: Mapping[int, TrainInstruction],
+    late: str,
+) -> Iterator[tuple[int, TrainReply | StateLost | str]]:
+    """The content of each client's reply, in order of arrival, then ``late`` of the others."""
+    others, errors = dict.fromkeys(clients), list[str]()
+    for i, reply in replies:
+        del others[i]
+        if reply.has_error():
+            errors.append(reply.error.reason or "")
+        yield i, read_training(reply, instructions[i])
+    check_workers(errors)
+    yield from ((i, late) for i in others)
 
 
 def read_metrics(reply: Message) -> Mapping[str, float]:

@@ -82,6 +82,11 @@ class Run:
             expect(method, "over-selection", [0], "with given cohorts")
         if clock is None:
             check_real_time(method, is_deployed(fleet))
+        if cohorts is not None and method.is_buffered and not method.concurrency:
+            raise ValueError(
+                "concurrency: expected the number of clients at work with given cohorts and "
+                "schedule=buffered, got 0: set it, for example to the size of a cohort"
+            )
         self.method, self.num_rounds, self.cohorts = method, num_rounds, cohorts
         self.timeout = method.round_timeout if timeout is None else timeout
         book = book or Book()
@@ -156,8 +161,6 @@ class Run:
         num_clients = session.fleet.num_clients
         log.info("%d clients connected, %d a round", num_clients, method.cohort_size(num_clients))
         method.check_clients(num_clients, self.cohorts)
-        if graph := method.topology.describe(num_clients):
-            log.info("gossip: %s", graph)
         first = rounds.first_state(
             method,
             session.vector(self._initial),
@@ -165,6 +168,8 @@ class Run:
             session.buffers(self._initial),
             method.is_buffered,
         )
+        if graph := method.topology.describe(num_clients):
+            log.info("gossip: %s", graph)
         if state is not None:
             _check_alike(state, first)
             state = state.to(first.w.device)
@@ -251,7 +256,7 @@ class Run:
             values = evaluate_at_server(self.session, round.state, *functions)
             if self._evaluate:
                 result.evaluate_metrics_serverapp[number] = MetricRecord(dict(values))
-            evaluation = evaluate_at_clients(self.session, round.state)
+            evaluation = evaluate_at_clients(self.session, round.state, self.timeout)
             if evaluation.metrics:
                 result.evaluate_metrics_clientapp[number] = MetricRecord(dict(evaluation.metrics))
             values |= evaluation.metrics
@@ -261,6 +266,7 @@ class Run:
             name: value
             for name, value in round.metrics.items()
             if name in SHOWN or (name in values and not name.endswith((WORST, STD)))
+            if not isinstance(value, list)  # Flower's metrics may be
         }
         words = [*(f"{name} {value:.4g}" for name, value in shown.items()), left(number)]
         log.info("[round %d/%d] %s", number, self.num_rounds, ", ".join(filter(None, words)))

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from fedaccord.core.options import listed
+
 BLOCK = 2**16  # clients drawn at a time
 
 
@@ -52,13 +54,19 @@ def draw(
     return sorted(generator.sample(available, min(size, len(available))))
 
 
-def scheduled(wanted: Sequence[int], clients: Iterable[int], num_clients: int) -> list[int]:
-    """The connected clients of an explicit cohort. Raises ValueError for unknown clients."""
-    cohort = sorted(set(wanted))
-    if cohort and not 0 <= cohort[0] <= cohort[-1] < num_clients:
-        raise ValueError(f"participation: expected clients 0..{num_clients - 1}, got {cohort}")
+def check_cohort(cohort: Iterable[int], t: int, num_clients: int) -> None:
+    """Raise ValueError, in one line, if the explicit cohort of round t has unknown clients."""
+    if strange := [i for i in cohort if not 0 <= i < num_clients]:
+        raise ValueError(
+            f"participation: expected clients 0..{num_clients - 1} in round {t + 1}, got "
+            f"{listed(strange)}"
+        )
+
+
+def scheduled(wanted: Sequence[int], clients: Iterable[int], size: int | None = None) -> list[int]:
+    """The connected clients of an explicit cohort, sorted; the first ``size`` of them."""
     available = clients if isinstance(clients, range) else set(clients)
-    return [i for i in cohort if i in available]
+    return sorted([i for i in dict.fromkeys(wanted) if i in available][:size])
 
 
 def _numpys(generator: random.Random) -> np.random.RandomState:

@@ -117,20 +117,21 @@ class FederatedStrategy(Method, Strategy, ABC):
         called on the output model before round 1 and every ``eval_every`` rounds, and once more,
         its metrics ending in ``-broadcast``, if the broadcast model is another one. In the same
         rounds ``fraction_evaluate`` of the clients evaluate the output model by the @app.evaluate()
-        of the ClientApp, as for Flower's strategies, with ``evaluate_config``; with methods that
-        have personal models, and with ``evaluation`` "clients" or "both", they evaluate by
-        `fedaccord.evaluate_locally`.
+        of the ClientApp, as for Flower's strategies; with methods that have personal models, and
+        with ``evaluation`` "clients" or "both", they evaluate by `fedaccord.evaluate_locally`.
+        ``evaluate_config`` is in all these messages.
         Raises ValueError on bad settings before any message is sent, FederationError if the clients
         do not connect or too many rounds fail in a row.
         """
-        fleet = MessageFleet(grid, train_config, config_key=self.configrecord_key)
+        key = self.configrecord_key
+        fleet = MessageFleet(grid, train_config, config_key=key, evaluate_config=evaluate_config)
         evaluate_on_clients = ClientEvaluation(
             self,
             fleet,
             timeout=self.round_timeout if timeout is None else timeout,
             config=evaluate_config or {},
             arrays_key=self.arrayrecord_key,
-            config_key=self.configrecord_key,
+            config_key=key,
             aggregate=self.evaluate_metrics_aggr_fn or weighted_means,
         )
         trained: dict[int, MetricRecord] = {}
@@ -138,13 +139,13 @@ class FederatedStrategy(Method, Strategy, ABC):
 
         def aggregate(round: Round) -> None:
             number = round.number
-            for found, function, rows in (
+            for metrics_of, function, rows in (
                 (trained, self.train_metrics_aggr_fn, reported(round.clients)),
                 (evaluated, self.evaluate_metrics_aggr_fn, measured(round.evaluations)),
             ):
                 replies = [RecordDict({METRICS: MetricRecord(row)}) for row in rows]
                 if function and replies:
-                    found[number] = function(replies, EXAMPLES)
+                    metrics_of[number] = function(replies, EXAMPLES)
             due = number and run.is_evaluated(number) and not run.session.asks_clients
             if due and (metrics := evaluate_on_clients(number, run.output())):
                 evaluated[number] = metrics

@@ -122,7 +122,8 @@ class GossipTopology:
 
     def mixing(self, m: int, t: int) -> tuple[Tensor, float]:
         """W (m, m), float64, of round t, and its spectral gap. A graph that is the same in all
-        rounds is read and checked once. Raises ValueError, in one line, if m nodes do not fit."""
+        rounds is read and checked once a run. Raises ValueError, in one line, if m nodes do not
+        fit."""
         if self.gossip.topology == "random":
             W = self.gossip.matrix(m, t, self.seed)
             return W, spectral_gap(W)
@@ -151,6 +152,8 @@ class GossipTopology:
         )
 
     def begin(self, w: Vector, server: Any, num_clients: int) -> tuple[Vector, Any]:
+        self._constant.clear()  # of an earlier run, whose file may have changed
+
         def for_each(v: Vector) -> Vector:
             return v.expand(num_clients, -1)
 

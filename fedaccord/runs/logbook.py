@@ -371,7 +371,7 @@ def vectorize_of(facts: Mapping[str, Any]) -> str:
 
     Flower's runtimes train one at a time, and earlier versions left "auto" in their settings.
     """
-    return "on" if facts["settings"].get("vectorize") == "on" else "off"
+    return "on" if facts.get("settings", {}).get("vectorize") == "on" else "off"
 
 
 def restore(session: Session, checkpoint: Checkpoint) -> RoundState:

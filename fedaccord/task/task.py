@@ -1,6 +1,7 @@
 """The task that clients train and the server evaluates: samples, a model, a loss."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -64,7 +65,7 @@ class Task:
     card: Mapping[str, Any] = field(default_factory=dict)  # how to build and feed the saved model
     metrics: str = ""  # names, as of `core.metrics.select`
     checksum: str = ""  # of the data set, before it was divided; empty: unknown
-    _models: dict[ModelSettings, FlatModel] = field(default_factory=dict)
+    _of_thread: threading.local = field(default_factory=threading.local)
 
     def __repr__(self) -> str:
         return f"Task({self.clients}, {self.num_tests} test samples, on {self.device})"
@@ -78,8 +79,17 @@ class Task:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the parts that another process makes itself."""
-        state = {name: part for name, part in self.__dict__.items() if name != "_near"}
-        return state | {"_models": {}}
+        own = ("_near", "_of_thread")
+        return {name: part for name, part in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _of_thread=threading.local())
+
+    @property
+    def _models(self) -> dict[ModelSettings, FlatModel]:
+        """The models of this thread: runs in other threads may have the same task."""
+        models: dict[ModelSettings, FlatModel] = self._of_thread.__dict__.setdefault("models", {})
+        return models
 
     @cached_property
     def _near(self) -> tuple[Clients | SourceClients, Samples | TestSource | None]:

@@ -36,8 +36,8 @@ def check_own_config(config: Iterable[str], key: str) -> None:
     clashes = [own for own in config if own in (INSTRUCTION, CLIENT, ACCEPTED, DURABLE, HANDSHAKE)]
     if clashes:
         raise ValueError(
-            f"train_config: expected keys of your own, got {clashes[0]!r}, which the strategy "
-            "sets: make it an option of the strategy or use another name"
+            f"train_config, evaluate_config: expected keys of your own, got {clashes[0]!r}, which "
+            "the strategy sets: make it an option of the strategy or use another name"
         )
     if key in ARRAYS:
         raise ValueError(

@@ -66,6 +66,13 @@ def test_a_metric_that_is_no_longer_measured_has_no_last_value(tmp_path: Path) -
     assert keys == {f"test-{name}-{end}" for name in ("f1", "loss") for end in ends}
 
 
+def test_a_run_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    result = run(tmp_path, "name=x", "resume=true", "vectorize=auto")
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1
+    assert "expected the directory of a run, found none" in result.stderr
+
+
 def test_a_run_that_another_process_writes_is_not_changed(tmp_path: Path) -> None:
     """A process of this machine or of another one; the status in the summary does not matter."""
     success(run(tmp_path, "name=x"))

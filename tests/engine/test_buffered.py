@@ -389,6 +389,12 @@ def test_a_device_that_goes_away_frees_its_seat(tmp_path: Path) -> None:
             "min-replies: expected at most 2",
         ),
         (
+            lambda: run(
+                method_of("fedavg", schedule="buffered", device_profile="lognormal"), [EVERYONE]
+            ),
+            "concurrency: expected the number of clients at work with given cohorts",
+        ),
+        (
             lambda: run(method_of("fedavg", schedule="buffered"), [()]),
             "expected synchronous without simulated devices",
         ),

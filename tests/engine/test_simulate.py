@@ -147,6 +147,18 @@ def test_a_strategy_serves_any_number_of_runs() -> None:
     assert replace(one, lr=0.5) == Scaffold(**{**vars_of(make()), "lr": 0.5})
 
 
+def test_runs_in_two_threads_have_models_of_their_own() -> None:
+    """Also of one data set, whose samples they share."""
+
+    def run(lr: float) -> list[float]:
+        keys: dict[str, Any] = {"num_clients": 10, "local_epochs": 1, "threads": 1, "lr": lr}
+        return [*simulate("fedavg", rounds=4, **keys).metrics["test-loss"]]
+
+    expected = [run(0.05), run(0.1)]
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(run, [0.05, 0.1])] == expected
+
+
 def vars_of(method: Scaffold) -> dict[str, Any]:
     return {field.name: getattr(method, field.name) for field in fields(method)}
 

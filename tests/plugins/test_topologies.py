@@ -15,6 +15,7 @@ from fedaccord.engine import History
 from fedaccord.federation.round import Round
 from fedaccord.plugins._topologies import check, components, restricted, spectral_gap
 from fedaccord.plugins.gossip import TOPOLOGIES, Gossip, GossipTopology
+from fedaccord.strategies import DFedAvg
 from tests import federation
 from tests.reference import problem
 from tests.reference.problem import LeastSquares
@@ -164,6 +165,24 @@ def test_the_file_of_a_graph_is_read_once_a_run(tmp_path: Path) -> None:
     assert "[7, 6]" in file.read_text()
     assert torch.equal(changed.weights, unchanged.weights)
     assert changed.metrics["spectral-gap"].equals(unchanged.metrics["spectral-gap"])
+
+
+def test_a_method_reads_the_file_of_a_graph_anew_for_each_run(tmp_path: Path) -> None:
+    file = tmp_path / "graph.json"
+    plain: dict[str, Any] = {"lr_decay": 1.0, "weight_decay": 0.0, "batch_size": 0}
+    method = DFedAvg(
+        **{"clip_norm": 0.0, "precision": "float64", "local_steps": 2, **plain},
+        plugins=(Gossip(topology="file", file=str(file)),),
+    )
+    gaps = []
+    for edges in (
+        [[i, (i + 1) % M] for i in range(M)],
+        [[i, j] for i in range(M) for j in range(i)],
+    ):
+        file.write_text(json.dumps({"edges": edges}))
+        history = federation.run(method, LEAST_SQUARES, W0, problem.everyone(M, 1))
+        gaps.append(history.metrics["spectral-gap"].iloc[-1])
+    assert gaps[0] < 0.2 < gaps[1] == pytest.approx(1)
 
 
 def test_components() -> None:

@@ -4,15 +4,18 @@ import inspect
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flowers
 
+from fedaccord import evaluate_locally
 from fedaccord.engine import quiet
+from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.method import LEAST
-from fedaccord.strategies import METHODS, FedAvg, FedProx, Scaffold
+from fedaccord.strategies import METHODS, FedAvg, FedDeper, FedProx, Scaffold
+from tests.federation import half_square, linear
 from tests.grid import InProcessGrid
-from tests.server.runs import INITIAL, C, client_app, strategy
+from tests.server.runs import INITIAL, LEAST_SQUARES, W0, C, client_app, strategy
 
 
 @pytest.mark.parametrize(
@@ -106,6 +109,46 @@ def test_a_config_arrives_under_its_name_with_every_message(key: str) -> None:
         config = ConfigRecord({"temperature": 0.5})
         strategy(configrecord_key=key).start(grid, INITIAL, 2, train_config=config)
     assert calls == [(0, 0.5)] * C + [(1, 0.5)] * C + [(2, 0.5)] * C  # 0: the handshake
+
+
+@pytest.mark.parametrize("kind", [FedDeper, FedAvg])
+def test_the_config_of_an_evaluation_and_its_timeout_are_those_of_every_evaluation(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of personal models, and of a model that clients evaluate by `evaluate_locally`."""
+    records: list[Any] = []
+    timeouts: list[float] = []
+    app, right = client_app(), MessageFleet.evaluate
+
+    @app.evaluate()
+    def look(message: Message, context: Context) -> Message:
+        record = message.content.config_records["config"]
+        records.append((record["server-round"], record["threshold"]))
+        i = int(str(context.node_config["partition-id"]))
+        data: Any = [LEAST_SQUARES.clients()[i]]
+        return evaluate_locally(message, context, model=linear(W0), batches=data, loss=half_square)
+
+    def evaluate(self: Any, requests: Any, timeout: float) -> Any:
+        timeouts.append(timeout)
+        return right(self, requests, timeout)
+
+    monkeypatch.setattr(MessageFleet, "evaluate", evaluate)
+    own = {} if kind is FedDeper else {"evaluation": "clients"}
+    with InProcessGrid(app, C) as grid, quiet():
+        config = ConfigRecord({"threshold": 0.5})
+        strategy(kind, **own).start(grid, INITIAL, 1, timeout=7.0, evaluate_config=config)
+    first = [] if kind is FedDeper else [(0, 0.5)] * C  # nothing is personal before round 1
+    assert records == [*first, *[(1, 0.5)] * C]
+    assert {*timeouts} == {7.0}
+
+
+def test_a_metric_of_the_servers_own_may_be_a_list() -> None:
+    def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"per-class": [0.1, 0.2], "all": 0.15})
+
+    with InProcessGrid(client_app(), C) as grid, quiet():
+        result = strategy().start(grid, INITIAL, 1, evaluate_fn=evaluate)
+    assert result.evaluate_metrics_serverapp[1]["per-class"] == [0.1, 0.2]
 
 
 def test_what_applies_is_one_line_at_the_start(lines: list[str]) -> None:

@@ -201,7 +201,10 @@ REST: dict[str, tuple[Spoil, str]] = {
     "no examples": (with_metrics("num-examples"), "with num-examples, steps, train-loss"),
     **{f"{x:g} steps": (number("steps", x), STEPS) for x in (0, -3, 1e300, math.nan, 10**9)},
     "a list of steps": (number("steps", [2] * 10**5), STEPS),
-    "more steps than samples": (number("steps", 25), "an integer from 1 to 24, got 25"),
+    "more steps than samples": (
+        number("steps", 25),
+        "an integer from 1 to 24 (local-epochs times num-examples), got 25",
+    ),
     "no steps": (with_metrics("steps"), "with num-examples, steps, train-loss"),
     **{
         f"a loss of {x}": (number("train-loss", x), LOSS)

@@ -1,5 +1,6 @@
 """The output model and personal models on the clients' own samples: the same in every runtime."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -316,6 +317,16 @@ def test_if_no_client_has_samples_it_shows_before_round_1() -> None:
             model=linear(W0),
             loss=half_square,
         )
+
+
+def test_if_the_drawn_clients_have_no_samples_it_is_a_warning(warnings: list[str]) -> None:
+    """Others may have some: whether the run starts does not depend on the draw."""
+    first, last = rounds(
+        lambda message, _: answer(message, **{"num-examples": 0}), fraction_evaluate=1 / C
+    )
+    assert first.metrics["evaluation-empty"] == last.metrics["evaluation-empty"] == 1
+    (line,) = warnings
+    assert re.fullmatch(r"evaluation: the clients \[\d\], drawn for it, have no samples", line)
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,22 @@ from weakref import WeakSet
 import httpx
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
 
 from fedaccord.core import rounds
 from fedaccord.engine import quiet
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import LATE, MessageFleet
+from fedaccord.federation.polls import Polls
 from fedaccord.federation.roster import ASK_AGAIN, Roster
 from fedaccord.federation.round import Round
 from fedaccord.storage.mapped import in_file
 from fedaccord.strategies import FedDeper, Scaffold
 from fedaccord.wire.instruction import is_handshake
+from tests.grid import InProcessGrid
 from tests.server.net import Clock, Net
-from tests.server.runs import W0, client_app, run_over, strategy
+from tests.server.runs import INITIAL, W0, client_app, run_over, strategy
 
 
 @pytest.mark.parametrize(
@@ -80,6 +83,30 @@ def test_a_reply_that_came_during_the_last_poll_is_not_late(
         run.begin()
         net.late.add(12)
         assert {row["status"] for row in run.train_round().clients} == {"ok"}
+
+
+@pytest.mark.parametrize(("timeout", "ttl"), [(7.0, 43_200.0), (90_000.0, 90_000.0)])
+def test_a_message_lives_as_long_as_its_reply_is_awaited(timeout: float, ttl: float) -> None:
+    """Twelve hours, by Flower's default, at least."""
+    ttls: list[float] = []
+    inner, app = client_app(), ClientApp()
+
+    @app.train()
+    def look(message: Message, context: Context) -> Message:
+        if not is_handshake(message):
+            ttls.append(message.metadata.ttl)
+        return inner(message, context)
+
+    with InProcessGrid(app, 3) as grid, quiet():
+        strategy(round_timeout=timeout).start(grid, INITIAL, 1)
+    assert ttls == [ttl] * 3
+
+
+def test_a_message_that_flower_refuses_has_no_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower returns an empty one, for a node that has just left."""
+    with Net() as net:
+        monkeypatch.setattr(net, "push_messages", lambda messages: ["a", "", "b"])
+        assert Polls(net, simulated=False).push([None] * 3, 1.0) == ["a", None, "b"]  # type: ignore[list-item]
 
 
 def test_nobody_waits_three_seconds_for_a_reply_or_for_ever() -> None:

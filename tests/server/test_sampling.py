@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedaccord.federation import sampling
-from fedaccord.federation.sampling import cohort_size, draw, scheduled
+from fedaccord.federation.sampling import check_cohort, cohort_size, draw, scheduled
 
 SETTINGS: dict[str, Any] = {"seed": 0, "fraction": 0.5, "sampling": "fixed", "num_clients": 6}
 
@@ -74,7 +74,7 @@ def test_a_cohort_of_a_million_clients_makes_no_list_of_them(kind: str) -> None:
     tracemalloc.start()
     try:
         if kind == "scheduled":
-            cohort = scheduled([*range(0, 1_000_000, 10_000)], million, len(million))
+            cohort = scheduled([*range(0, 1_000_000, 10_000)], million)
         else:
             cohort = draw(million, t=3, seed=0, **more)
         peak = tracemalloc.get_traced_memory()[1]
@@ -86,9 +86,11 @@ def test_a_cohort_of_a_million_clients_makes_no_list_of_them(kind: str) -> None:
 
 
 def test_an_explicit_cohort_less_those_who_are_away() -> None:
-    assert scheduled([4, 1, 4], range(6), 6) == [1, 4]
-    assert scheduled([4, 1], [1, 2], 6) == [1]
-    assert scheduled([], range(6), 6) == []
+    assert scheduled([4, 1, 4], range(6)) == [1, 4]
+    assert scheduled([4, 1], [1, 2]) == [1]
+    assert scheduled([], range(6)) == []
+    assert scheduled([4, 1, 5, 0], [0, 1, 4, 5], 3) == [1, 4, 5]  # the first ones, as given
     for strange in ([0, 6], [-1]):
-        with pytest.raises(ValueError, match=r"^participation: expected clients 0\.\.5, got \["):
-            scheduled(strange, range(6), 6)
+        line = r"^participation: expected clients 0\.\.5 in round 3, got \["
+        with pytest.raises(ValueError, match=line):
+            check_cohort(strange, 2, 6)
