@@ -216,7 +216,8 @@ def _try(session: Session, s: RoundState, good: Iterable[Accepted]) -> _Trial:
         far: list[Number] = [it.distance for it in accepted if it.distance is not None]
         if len(far) < len(accepted):
             far = each(norm(ups.w[0] - cohort.w).flatten() if nodes else distances(ups.w, s.w))
-            far = [x / it.reply.damping for x, it in zip(far, accepted, strict=True)]
+            if "w" in session.half.rule.models:  # which were damped
+                far = [x / it.reply.damping for x, it in zip(far, accepted, strict=True)]
         numbers |= {"drift": far, "scale": [norm(s.w).max()]}
         if not nodes:
             w_bar = cohort.mean(ups.w)

@@ -24,6 +24,7 @@ from fedaccord.secure.server import SecureRound, SumFailedError
 
 STAGE_SECONDS = 120.0  # largest wait for the replies of a stage without training,
 STAGE_SHARE = 1 / 5  # also as a share of a round: a lost client leaves time for all stages
+INVALID = "secure-sum: expected keys, then shares for its neighbours, got others"
 UNREAD = "secure-sum: expected shares that its neighbours can read, got others"
 Check = Callable[[TrainRequest, TrainReply], None]  # raises ValueError for wrong numbers
 
@@ -69,8 +70,12 @@ def train(
         return answers
 
     try:
-        shares = protocol.shares(ask(protocol.setup()))
-        payloads = protocol.masked(ask(shares))
+        answers = ask(protocol.setup())
+        shares = protocol.shares(answers)
+        readings |= dict.fromkeys(_replied(answers) - shares.keys(), INVALID)
+        answers = ask(shares)
+        payloads = protocol.masked(answers)
+        readings |= dict.fromkeys(_replied(answers) - payloads.keys(), INVALID)
         some = [request_of[i] for i in payloads]
         readings |= channel.train(some, max(0.0, end - time.monotonic()), payloads)
         good = _good(readings, request_of, protocol, check)
@@ -88,6 +93,10 @@ def train(
     for i, reply in good.items():
         readings[i] = reply._replace(up=mean, up_bytes=uploads[i].nbytes + sent[i])
     return [(i, readings.get(i, LATE)) for i in request_of]
+
+
+def _replied(answers: Mapping[int, Any]) -> set[int]:
+    return {i for i, answer in answers.items() if not isinstance(answer, str)}
 
 
 def _good(

@@ -147,7 +147,7 @@ class Checkpoints:
         except (ValueError, KeyError, TypeError, IndexError, OSError):
             return {}
 
-    def go_on_from(self, number: int) -> None:
+    def resume_from(self, number: int) -> None:
         """Delete everything after a checkpoint."""
         self.forget(*(n for n in self.numbers() if n > number))
 

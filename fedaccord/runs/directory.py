@@ -340,12 +340,15 @@ class _Table:
             return b""
         try:
             content = read_bytes(self.path)
-            if mark and zlib.crc32(first := content[: mark["size"]]) == mark["crc32"]:
+            first = content[: mark["size"]] if mark else b""
+            is_marked = mark is not None and zlib.crc32(first) == mark["crc32"]
+            every = self._rows(first if is_marked else content)
+            rows = [row for row in every if int(row["round"]) <= number]
+            if is_marked and len(rows) == len(every):  # else the disk was full within a round
                 return first
-            rows = [row for row in self._rows(content) if int(row["round"]) <= number]
             rows = [{name: row[name] for name in self.columns} for row in rows]
             prefix = self._text(rows, header=True).encode()
-            if mark in (None, Mark(size=len(prefix), crc32=zlib.crc32(prefix))):
+            if is_marked or mark in (None, Mark(size=len(prefix), crc32=zlib.crc32(prefix))):
                 return prefix
             reason = "it was edited or cut"
         except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
@@ -363,9 +366,7 @@ class _Table:
             self.path.unlink(missing_ok=True)
 
     def read(self) -> list[dict[str, Any]]:
-        if not self.columns:
-            return []
-        return self._rows(self.path.read_bytes())
+        return self._rows(self.path.read_bytes()) if self.columns else []
 
     def _rows(self, content: bytes) -> list[dict[str, Any]]:
         return list(csv.DictReader(io.StringIO(content.decode(), newline="")))

@@ -74,7 +74,11 @@ class Logbook(Book):
         self._durable: Sequence[int] | None = None  # of every client
         # its name is unique: clients remember federations, and runs may have equal names
         federation = begun.facts["federation"] if begun else f"{path.name}-{uuid4().hex[:8]}"
-        super().__init__(federation, _next_attempt(path), path)
+        try:
+            super().__init__(federation, _next_attempt(path), path)
+        except (OSError, ValueError):
+            self.directory.close()
+            raise
 
     def _resume(self, used: Mapping[str, Any], at: int | None, in_process: bool) -> None:
         config, path = self.config, run_of(self.config)
@@ -99,7 +103,7 @@ class Logbook(Book):
                 position=begun.facts["position"],
                 lock=lock,
             )
-            self.checkpoints.go_on_from(begun.number)
+            self.checkpoints.resume_from(begun.number)
             stack.pop_all()
 
     @property

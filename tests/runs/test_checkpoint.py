@@ -113,7 +113,7 @@ def test_an_unfinished_checkpoint_does_not_count(
 
 def test_later_files_are_deleted_when_a_run_resumes(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    save(tmp_path, 2).go_on_from(1)
+    save(tmp_path, 2).resume_from(1)
     states = [f"clients/{name}.safetensors" for name in ("0-0", "1-0")]
     assert names(tmp_path) == ["1.json", "1.safetensors", *states]
     assert json.loads((tmp_path / "1.json").read_text())["content"]["facts"] == {"t": 1}

@@ -194,6 +194,30 @@ def test_a_full_disk_tears_no_row(tmp_path: Path, full_disk: Callable[[], None])
     assert rows(run.path / "metrics.csv") == [{"round": "0", "loss": "0.5"}]
 
 
+def test_a_round_that_a_full_disk_cut_off_is_not_there_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row of metrics was written, those of its clients were not."""
+    run = RunDirectory(str(tmp_path), "x", SETTINGS)
+    run.record({"round": 0, "loss": 0.5}, [{"round": 0, "client": 1}])
+
+    def full(rows: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run._clients, "append", full)
+    with pytest.raises(OSError, match="No space left"):
+        run.record({"round": 1, "loss": 0.25}, [{"round": 1, "client": 2}])
+    position = run.position  # of a checkpoint of round 0, made as the run ends
+    run.close()
+    lock = Lock(run.path)
+    again = RunDirectory.reopen(run.path, SETTINGS, {}, number=0, position=position, lock=lock)
+    assert rows(again.path / "metrics.csv") == [{"round": "0", "loss": "0.5"}]
+    again.record({"round": 1, "loss": 0.3}, [{"round": 1, "client": 2}])
+    assert [row["round"] for row in rows(again.path / "metrics.csv")] == ["0", "1"]
+    assert [row["client"] for row in rows(again.path / "clients.csv")] == ["1", "2"]
+    again.close()
+
+
 def test_files_are_synced_before_they_are_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -355,7 +355,11 @@ def test_a_client_whose_shares_are_unreadable_for_others_is_absent(
     ("field", "value"), [("sealed", [1] * (C - 1)), ("sealed", ["x"] * (C - 1)), ("digest", 1)]
 )
 def test_shares_of_another_type_are_those_of_an_absent_client(
-    field: str, value: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    field: str,
+    value: Any,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     right = client._share
 
@@ -366,8 +370,11 @@ def test_shares_of_another_type_are_those_of_an_absent_client(
     strategy, others = method("scaffold", MASKED), [i for i in range(C) if i != 4]
     absent = federation.run(strategy, PROBLEM, W0, [others] * 3)
     monkeypatch.setattr(client, "_share", share)
+    caplog.clear()
     history, _ = by_messages(strategy, clock)
     assert torch.equal(history.state.w, absent.state.w)
+    line = "dropped client 4: secure-sum: expected keys, then shares for its neighbours, got others"
+    assert warnings(caplog) == [f"round {number}: {line}" for number in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("senders", [[], [99], [0, 1], 3])
