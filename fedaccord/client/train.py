@@ -85,7 +85,8 @@ def train_locally(
     in ``context.state`` and written last. ``batches`` is iterated once per local epoch, or until
     ``local-steps`` steps are taken; its tensors may be on any device. ``loss`` is called as
     ``loss(predictions, targets)``. ``examples`` counts the client's samples; by default those of
-    a pass over ``batches``, of which an iterator shows only what ``local-steps`` read.
+    a pass over ``batches``, of which an iterator shows only what ``local-steps`` read. Without
+    ``local-steps`` the server drops a reply of more steps than ``local-epochs`` times as many.
 
     A batch is (inputs, targets), or a dict of an image (``img`` or ``image``) and its targets under
     the key ``targets``; with ``forward(model, batch) -> predictions`` any tuple that ends with the

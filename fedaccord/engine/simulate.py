@@ -219,16 +219,16 @@ def simulate(
     they are the last element. loss: ``loss(predictions, targets)``, a mean over a batch, or the run
     config's ``loss``; ``metrics="accuracy, f1"`` is measured beside it, or functions of a module.
 
-    participation: the share of clients a round, or the clients of every round. dtype: float32 (the
-    default) or float64, of floating inputs, model and every vector; integer inputs, as token ids,
-    are unchanged. record: "weights" keeps w^t, the averages and the client states of
-    every round. faults: (round from 0, client) -> None, or a fault: "lost-message",
-    "lost-reply", "duplicate", "late" or "crash" (the client's memory is lost). resume: a run
-    directory; resume from its last checkpoint, to ``rounds`` in all. The History begins there.
-    vectorize: many clients in one call, which is faster for small models and may differ in the last
-    bits: "off", "on", or "auto", by a rule of sizes. on_round: called with every
-    round, its state and its metrics; the first has number 0. keys: any run-config key, as
-    ``local_steps=10`` or ``**{"scaffold.server-lr": 1.0}``; missing ones have the run config's
+    participation: the share of clients a round, or the clients of every round (if buffered, those
+    that fill free slots, in this order). dtype: float32 (the default) or float64, of floating
+    inputs, model and every vector; integer inputs, as token ids, are unchanged. record: "weights"
+    keeps w^t, the averages and the client states of every round. faults: (round from 0, client) ->
+    None, or a fault: "lost-message", "lost-reply", "duplicate", "late" or "crash" (the client's
+    memory is lost). resume: a run directory; resume from its last checkpoint, to ``rounds`` in all.
+    The History begins there. vectorize: many clients in one call, which is faster for small models
+    and may differ in the last bits: "off", "on", or "auto", by a rule of sizes. on_round: called
+    with every round, its state and its metrics; the first has number 0. keys: any run-config key,
+    as ``local_steps=10`` or ``**{"scaffold.server-lr": 1.0}``; missing ones have the run config's
     defaults; ``clip_norm=None`` is off.
 
     Nothing is written to disk, except client states that do not fit into memory (``client_state``),
