@@ -9,6 +9,7 @@ from fedaccord.core.request import BUFFERS, ModelSettings
 from fedaccord.federation.devices import LOGNORMAL, NONE, PROFILES
 
 SYNCHRONOUS, BUFFERED = "synchronous", "buffered"  # values of schedule
+ROUND_TIMEOUT = 3600.0  # seconds, the default
 CONSTANT_WEIGHT, POLYNOMIAL = "constant", "polynomial"  # of staleness
 
 
@@ -42,8 +43,9 @@ class Settings:
         1, "rounds between evaluations; the last is always evaluated", low=1, affects="records"
     )
     round_timeout: float = option(
-        3600.0,
-        "seconds to wait for the replies of a round; with schedule=buffered for each reply",
+        ROUND_TIMEOUT,
+        "seconds to wait for the replies of a round; with schedule=buffered for each reply; in one "
+        "process the default is no limit",
         above=0,
         affects="speed",
     )

@@ -49,9 +49,13 @@ def test_answers_go_where_the_servers_vectors_lie(monkeypatch: pytest.MonkeyPatc
     assert [*map(str, homes)] == ["cpu", "cuda:1"]
 
 
-def test_who_has_not_begun_by_the_deadline_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that advances by a second at every look: a round has time for two clients."""
-    ticks = itertools.count()
+@pytest.mark.parametrize(("timeout", "seconds", "replies"), [(2.5, 1, 2), (3600.0, 9999, 4)])
+def test_who_has_not_begun_by_the_deadline_is_late(
+    timeout: float, seconds: int, replies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that advances at every look: a round has time for two clients; by default the
+    machine's speed decides nothing."""
+    ticks = itertools.count(step=seconds)
     clock = SimpleNamespace(**vars(time) | {"monotonic": lambda: next(ticks)})
     monkeypatch.setattr(module, "time", clock)
     history = simulate(
@@ -62,7 +66,7 @@ def test_who_has_not_begun_by_the_deadline_is_late(monkeypatch: pytest.MonkeyPat
         local_steps=1,
         vectorize="off",
         fraction_train=1.0,
-        round_timeout=2.5,
+        round_timeout=timeout,
     )
-    assert [*history.metrics["replies"][1:]] == [2, 2]
-    assert [state is None for state in history.clients] == [False, False, True, True]
+    assert [*history.metrics["replies"][1:]] == [replies] * 2
+    assert [state is None for state in history.clients] == [i >= replies for i in range(4)]
