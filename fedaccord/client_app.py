@@ -51,6 +51,7 @@ def _train(task_of: Callable[[Context], Task], message: Message, context: Contex
     if secure.is_stage(message):
         return secure.answer_stage(message, context)
     task, instruction = task_of(context), read_instruction(message)
+    _check_client(context, instruction.client)
     device.check_steps(instruction, task.num_examples(instruction.client), context.node_config)
     store, data = memory_of(context, instruction.federation), training_data(task, instruction)
     return secure.masked_reply(message, context, lambda: answer_message(message, store, data))
@@ -77,8 +78,19 @@ def _card(task_of: Callable[[Context], Task], context: Context) -> Mapping[str, 
 
 def _test(task_of: Callable[[Context], Task], message: Message, context: Context) -> Message:
     instruction = read_instruction(message)
+    _check_client(context, instruction.client)
     data = test_data(task_of(context), instruction)
     return answer_question(message, memory_of(context, instruction.federation), data)
+
+
+def _check_client(context: Context, client: int) -> None:
+    """Raise ValueError, in one line, if the node has become another client within the run."""
+    own = context.node_config.get(PARTITION_ID, client)
+    if own != client:
+        raise ValueError(
+            f"{PARTITION_ID}={own}: expected {client}, as this node reported when it connected: "
+            "start it again with its earlier data and number"
+        )
 
 
 def memory_of(context: Context, federation: str) -> Store:

@@ -7,14 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedaccord import train_locally
 from fedaccord.client_app import app, configured_task, memory_of
+from fedaccord.config import RunConfig
+from fedaccord.engine import quiet
+from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.run import Run
 from fedaccord.process import threads
 from fedaccord.storage.store import ContextStore
+from fedaccord.strategies import FedAvg
+from fedaccord.task import load_task
 from fedaccord.wire import handshake as module
 from tests.grid import InProcessGrid
 from tests.own import save
@@ -100,6 +106,34 @@ def test_a_node_with_its_own_data_has_all_of_it(tmp_path: Path) -> None:
     with np.load(own["data-dir"]) as file:
         assert np.array_equal(x.numpy(), file["x_train"])
         assert np.array_equal(y.numpy(), file["y_train"])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_node_that_has_become_another_client_is_refused(number: int, tmp_path: Path) -> None:
+    """It was started again within the run, with another partition-id; no handshake follows."""
+    config = RunConfig.make({"model": "linear", "local-steps": 1, "num-server-rounds": 2})
+    rounds = list[Any]()
+
+    def change(grid: InProcessGrid) -> None:
+        for context in grid.contexts.values():
+            if context.node_config["partition-id"] == 2:
+                context.node_config["partition-id"] = 2 - number
+
+    with InProcessGrid(app, 3, config.flat) as grid, quiet():
+        strategy = FedAvg(fraction_train=1.0, local_steps=1, min_replies=2)
+        initial = ArrayRecord(load_task(config.task, num_clients=3).module().state_dict())
+        run = Run(strategy, MessageFleet(grid), initial, 2)
+        run.begin()
+        rounds.append(run.train_round())
+        change(grid)
+        rounds.append(run.train_round())
+    statuses = [{row["client"]: row["status"] for row in round.clients} for round in rounds]
+    assert {*statuses[0].values()} == {"ok"}
+    assert statuses[1][0] == statuses[1][1] == "ok"
+    if number:
+        assert "partition-id=1: expected 2, as this node reported" in statuses[1][2]
+    else:
+        assert statuses[1][2] == "ok"
 
 
 @pytest.mark.parametrize("dataset", ["npz", "digits"])

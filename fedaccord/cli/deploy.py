@@ -83,7 +83,7 @@ def renew(
     ] = None,
 ) -> None:
     """Make a new certificate for the server, for the same names or others, before the old one
-    expires. Nothing changes on the devices.
+    expires. Nothing changes on the devices, unless the first name does: they connect to it.
 
     fedaccord deploy renew federation
     """
@@ -91,8 +91,13 @@ def renew(
 
     with refusing(ValueError, OSError):
         last = certificates.read_certificate(folder / "server" / folders.CERTIFICATE)
-        folders.renew(folder, _hosts(host) if host else certificates.hosts_of(last))
-    files = f"{folders.CERTIFICATE} and {folders.SERVER_KEY}"
+        hosts = _hosts(host) if host else certificates.hosts_of(last)
+        folders.renew(folder, hosts)
+        facts = folders.read_facts(folder / "server")
+        if host and hosts[0] != facts.host:
+            folders.write_facts(folder, facts._replace(host=hosts[0]))
+            typer.echo(f"{hosts[0]}: copy {folders.FACTS} of the server and of each device there")
+    files = f"{folders.CERTIFICATE}, {folders.SERVER_KEY} and {folders.START}"
     typer.echo(f"{folder / 'server'}: copy {files} to the server, and start it again")
 
 

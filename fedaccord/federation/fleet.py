@@ -62,10 +62,12 @@ class Fleet(Protocol):
     def num_clients(self) -> int:
         """C."""
 
-    def connect(self, seconds: float, settings: ModelSettings, model: ModelLayout) -> None:
+    def connect(
+        self, seconds: float, settings: ModelSettings, model: ModelLayout, least: int = 0
+    ) -> None:
         """Wait until every client is connected, with a model that matches this one.
 
-        Raises FederationError if one does not connect.
+        Raises FederationError if one does not connect; with ``least`` if fewer do.
         """
 
     def available(self) -> Sequence[int]:
@@ -136,7 +138,11 @@ class MessageFleet:
         return self.roster.num_clients
 
     def connect(
-        self, seconds: float, settings: ModelSettings = DEFAULT, model: ModelLayout | None = None
+        self,
+        seconds: float,
+        settings: ModelSettings = DEFAULT,
+        model: ModelLayout | None = None,
+        least: int = 0,
     ) -> None:
         earlier, self.roster.layout = self.roster.layout, model or self.roster.layout
         if model and earlier and (difference := earlier.difference(model)):
@@ -147,7 +153,7 @@ class MessageFleet:
         self.roster.handshake = self._with_config(handshake(settings), 0)
         if self.simulated and (problem := ray_cluster.unreachable()):  # Ray itself says nothing
             log.warning("Ray: %s, and start the run again", problem)
-        self.roster.wait_for_all(self.grid, seconds, self._polls.ask)
+        self.roster.wait_for_all(self.grid, seconds, self._polls.ask, least)
         if self.simulated and self.num_clients == flower.DEFAULT_SUPERNODES:
             log.info("for more simulated clients: flwr run . --federation-config %s", MORE)
 

@@ -85,14 +85,23 @@ class Roster:
         self._ask(grid, online)
         self._seat_all(newcomers=self._read_replies(grid))
 
-    def wait_for_all(self, grid: Grid, seconds: float, ask: Ask = lambda update: update()) -> None:
+    def wait_for_all(
+        self,
+        grid: Grid,
+        seconds: float,
+        ask: Ask = lambda update: update(),
+        least: int = 0,
+    ) -> None:
         """Wait until every client has replied to the handshake; ask: calls an `update`.
 
         Raises FederationError, which names the missing clients and the refused nodes, after
-        ``seconds``, and soon if all connected nodes have been refused.
+        ``seconds``, and soon if all connected nodes have been refused. least: clients with which a
+        run resumes then; 0: all.
         """
         if why := self._wait(grid, seconds, ask):
-            raise FederationError(why)
+            if self._tie or not 0 < least <= len(self.nodes):
+                raise FederationError(why)
+            log.warning("the run resumes without some of its clients: %s", why)
         self._has_begun = True
 
     def wait_for(

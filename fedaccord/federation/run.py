@@ -151,13 +151,16 @@ class Run:
         return result
 
     def begin(self, state: RoundState | None = None) -> RoundState:
-        """Wait for the clients; the state before round 1, or ``state``, from which to resume.
+        """Wait for the clients; the state before round 1, or ``state``, from which to resume, after
+        ``wait_timeout`` also without those that a round does not need.
 
         Raises FederationError if the clients do not connect, ValueError if their number does not
         fit the settings, or ``state`` is of another number of clients or of another model.
         """
         session, method = self.session, self.method
-        session.fleet.connect(method.wait_timeout, method.model_settings, session.model)
+        least = 0 if state is None else max(1, method.needed_replies(state.num_clients))
+        settings = method.model_settings
+        session.fleet.connect(method.wait_timeout, settings, session.model, least)
         num_clients = session.fleet.num_clients
         log.info("%d clients connected, %d a round", num_clients, method.cohort_size(num_clients))
         method.check_clients(num_clients, self.cohorts)

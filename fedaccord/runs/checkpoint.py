@@ -104,7 +104,7 @@ class Checkpoints:
         content = {"facts": facts, "clients": names, "files": files}
         text = json.dumps(content)
         whole = {"format": FORMAT, "sum": zlib.crc32(text.encode()), "content": content}
-        replace(self.folder / f"{number}.json", json.dumps(whole).encode())
+        replace(self.folder / f"{number}.json", json.dumps(whole).encode(), durable=True)
         self.forget(*self.numbers()[:-KEPT])
 
     def load(self, number: int | None = None) -> Checkpoint:

@@ -146,7 +146,7 @@ class Logbook(Book):
         """A deployment's noise is new after each crash: what was released counts."""
         if self._session and self._session.is_deployed:
             content = json.dumps({"releases": releases}).encode()
-            replace(self.directory.path / SPENT, content)
+            replace(self.directory.path / SPENT, content, durable=True)
 
     def partition_ids(self) -> PartitionIds:
         """Those that the server gave to nodes without one: nodes.json keeps them with the run."""

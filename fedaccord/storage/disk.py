@@ -105,7 +105,7 @@ class DiskStore(Store):
             "attempt": memory.attempt,
         }
         folder = self._make_folder(client)
-        replace(folder / INDEX, json.dumps(content).encode())
+        replace(folder / INDEX, json.dumps(content).encode(), durable=True)
         named = {INDEX, *(v.state.path.name for v in memory.versions)}
         for path in folder.iterdir():
             if OURS.fullmatch(path.name) and path.name not in named and not path.is_dir():

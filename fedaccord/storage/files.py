@@ -5,17 +5,18 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 BESIDE = re.compile(r"\..+\.(?:csv|json|safetensors|toml)\.[0-9]+")  # unfinished files
 
 
-def replace(path: Path, content: bytes) -> None:
+def replace(path: Path, content: bytes, *, durable: bool = False) -> None:
     """Write a file atomically: readers see its whole old or its whole new content.
 
-    A link stays one; what is no file, as /dev/stdout, is written to. Raises OSError, which names
-    the file.
+    durable: after a power failure the new one, where the file system can promise that. A link stays
+    one; what is no file, as /dev/stdout, is written to. Raises OSError, which names the file.
     """
     path = path.resolve()
     if path.exists() and not path.is_file():
@@ -32,6 +33,17 @@ def replace(path: Path, content: bytes) -> None:
         raise of_file(error, path) from None
     finally:
         beside.unlink(missing_ok=True)  # exists only if something above failed
+    if durable:
+        _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    with suppress(OSError):  # some file systems cannot
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def contents(path: Path) -> str:

@@ -7,6 +7,7 @@ import subprocess
 import tomllib
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.common.config import parse_config_args
@@ -17,6 +18,15 @@ from tests.cli.shell import invoke, refusal, success
 
 def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def server_files(path: Path) -> tuple[Any, Any, Any]:
+    """The server's certificate and key, and the authority."""
+    return (
+        certificates.read_certificate(path / "server/server.crt"),
+        certificates.read_key(path / "server/server.key"),
+        certificates.read_certificate(path / "device-0/ca.crt"),
+    )
 
 
 def pairs_of(options: list[str]) -> list[tuple[str, str]]:
@@ -50,6 +60,27 @@ def test_init_writes_a_folder_for_each_machine(tmp_path: Path) -> None:
     assert connection["default"] == "federation"
     assert connection["federation"]["address"] == "192.0.2.10:8000"
     assert Path(connection["federation"]["root-certificates"]).samefile(path / "operator/ca.crt")
+
+
+@pytest.mark.parametrize(("host", "every"), [("192.0.2.10", "0.0.0.0"), ("2001:db8::1", "::")])
+def test_the_server_answers_at_the_addresses_of_its_kind(
+    tmp_path: Path, host: str, every: str
+) -> None:
+    """And its database is not for others to read."""
+    invoke("deploy", "init", tmp_path / "x", "--supernodes", 1, "--host", host)
+    script = (tmp_path / "x/server/start.sh").read_text()
+    assert f"--host {every} --port 8000" in script
+    assert script.index("umask 077") < script.index("exec flower-superlink")
+
+
+def test_a_device_may_have_its_states_elsewhere(tmp_path: Path) -> None:
+    device = tmp_path / "x/device-0"
+    invoke("deploy", "init", tmp_path / "x", "--supernodes", 1, "--host", "192.0.2.10")
+    invoke("deploy", "key", device)
+    file = device / "node-config"
+    file.write_text(file.read_text().strip() + ' state-dir="/mnt/states"')
+    config = dict(pairs_of(folders.supernode(device)))["--node-config"]
+    assert parse_config_args([config])["state-dir"] == "/mnt/states"  # Flower refuses two
 
 
 def test_the_options_of_a_devices_supernode(tmp_path: Path) -> None:
@@ -128,6 +159,10 @@ def test_a_renewed_certificate_is_trusted_like_the_old_one(tmp_path: Path) -> No
     invoke("deploy", "renew", path, "--host", "198.51.100.7")
     other = certificates.read_certificate(path / "server/server.crt")
     assert certificates.hosts_of(other) == ["198.51.100.7", "localhost", "127.0.0.1"]
+    for machine in ("server", "device-0"):  # which connect to the new name
+        assert folders.read_facts(path / machine).host == "198.51.100.7"
+    assert "198.51.100.7:8000" in (path / "operator/config.toml").read_text()
+    certificates.check_server(*server_files(path), "198.51.100.7")
     shutil.rmtree(path / "authority")
     assert "ca.crt" in refusal(tmp_path, invoke("deploy", "renew", path))
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -98,10 +99,10 @@ def test_an_unfinished_checkpoint_does_not_count(
     save(tmp_path, 1)
     budget = iter(range(writes))
 
-    def full(path: Path, content: bytes) -> None:
+    def full(path: Path, content: bytes, **more: Any) -> None:
         if next(budget, None) is None:
             raise OSError(28, "No space left on device")
-        replace(path, content)
+        replace(path, content, **more)
 
     for module in ("runs.checkpoint", "storage.tensors"):
         monkeypatch.setattr(f"fedaccord.{module}.replace", full)

@@ -99,6 +99,26 @@ def test_the_error_of_a_run_without_devices_names_them(devices: Net, clock: Cloc
     assert clock.now >= 2 * WAIT
 
 
+@pytest.mark.parametrize(("leave", "resumes"), [((12,), True), ((11, 12), False)])
+def test_a_run_resumes_with_the_devices_that_a_round_needs(
+    leave: tuple[int, ...], resumes: bool, devices: Net, clock: Clock, warnings: list[str]
+) -> None:
+    """After it has waited for the others, which may be broken for good."""
+    first = run_of(devices, min_replies=2)
+    first.train_round()
+    go_offline(devices, *leave)
+    again, began = run_over(devices, strategy(wait_timeout=WAIT, min_replies=2), 4), clock.now
+    if not resumes:
+        with pytest.raises(FederationError, match="expected 3 clients within 100 s, got 1"):
+            again.begin(first.state)
+        return
+    again.begin(first.state)
+    assert WAIT <= clock.now - began < WAIT + 1
+    (line,) = [line for line in warnings if "resumes without" in line]
+    assert "missing partition-ids: [2]" in line
+    assert [row["client"] for row in again.train_round().clients] == [0, 1]
+
+
 def test_a_visit_in_progress_counts_as_a_connected_device(devices: Net, clock: Clock) -> None:
     """Its reply may have arrived before its device went offline."""
     run = run_of(devices, **BUFFERED)

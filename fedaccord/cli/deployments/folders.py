@@ -6,6 +6,7 @@ it.
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,7 +48,6 @@ def make(folder: Path, hosts: Sequence[str], supernodes: int, facts: Facts) -> N
     write(folder / "authority" / "ca.key", as_pem(key), private=True)
     renew(folder, hosts)
     server, operator = folder / "server", folder / "operator"
-    _fill(server / START, "superlink.sh", port=facts.port)
     _fill(server / SUPERLINK_UNIT, "unit.service", what="SuperLink", name="server", seconds=5)
     devices = [folder / f"device-{i}" for i in range(supernodes)]
     for i, device in enumerate(devices):
@@ -56,10 +56,18 @@ def make(folder: Path, hosts: Sequence[str], supernodes: int, facts: Facts) -> N
         _fill(device / START, "supernode.sh")
         unit = {"what": "SuperNode", "name": device.name, "seconds": 60}
         _fill(device / SUPERNODE_UNIT, "unit.service", **unit)
-    for machine in (server, *devices):
-        write(machine / FACTS, tomli_w.dumps(facts._asdict()))
     for machine in (server, *devices, operator):
         write(machine / AUTHORITY, as_pem(authority))
+    write_facts(folder, facts)
+
+
+def write_facts(folder: Path, facts: Facts) -> None:
+    """Write the server's address into the folders of all machines and into the server's script."""
+    server, operator = folder / "server", folder / "operator"
+    every = "::" if ":" in facts.host else "0.0.0.0"  # addresses of the server
+    _fill(server / START, "superlink.sh", host=every, port=facts.port)
+    for machine in (server, *folder.glob("device-*")):
+        write(machine / FACTS, tomli_w.dumps(facts._asdict()))
     certificate = str((operator / AUTHORITY).absolute())
     connection = {"address": facts.address, "root-certificates": certificate}
     config = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
@@ -108,10 +116,11 @@ def supernode(folder: Path) -> list[str]:
         raise ValueError(f"{folder}: expected a device's folder, got {error}") from None
     if not (folder / DEVICE_KEY).exists():
         raise ValueError(f"{folder}: expected a {DEVICE_KEY}; `fedaccord deploy key` makes one")
+    own_states = re.search(r"(^|\s)state-dir=", config)
     return [
         *("--superlink", facts.address, "--root-certificates", str(folder / AUTHORITY)),
         *("--auth-supernode-private-key", str(folder / DEVICE_KEY)),
-        *("--node-config", f'{config} state-dir="{folder / "state"}"'),
+        *("--node-config", config if own_states else f'{config} state-dir="{folder / "state"}"'),
     ]
 
 
