@@ -112,7 +112,7 @@ def _part(what: str, samples: Any, clients: Sequence[Any], form: BatchFormat) ->
 
 
 def _check_tensors(what: str, samples: Any, first: Any) -> None:
-    """Raise ValueError unless these are (x, y) of one length, inputs like client 0's."""
+    """Raise ValueError unless these are (x, y) of one length, alike client 0's."""
     if len(samples) != 2:
         raise ValueError(f"{what}: expected tensors (x, y), got {describe(samples)}")
     for part in samples:
@@ -127,6 +127,13 @@ def _check_tensors(what: str, samples: Any, first: Any) -> None:
         raise ValueError(
             f"{what}: expected inputs (n, ...) as client 0 has, {tuple(like.shape[1:])} "
             f"{like.dtype}, got {tuple(x.shape[1:])} {x.dtype}"
+        )
+    like = first[1] if is_tensors(first) else y
+    alike = y.shape[1:] == like.shape[1:] and like.is_floating_point()
+    if y.is_floating_point() and y.isfinite().all() and not alike:
+        raise ValueError(
+            f"{what}: expected targets (n, ...) as client 0 has, {tuple(like.shape[1:])} "
+            f"{like.dtype}, got {tuple(y.shape[1:])} {y.dtype}"
         )
 
 

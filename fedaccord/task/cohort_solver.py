@@ -19,11 +19,14 @@ from fedaccord.core.rounds import CohortGradient, Solution, descend_cohort
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector, to_device
 from fedaccord.data.samples import IGNORED
+from fedaccord.data.seeding import seeded
 from fedaccord.task.cuda_graphs import graphs_of
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.generators import OTHERS, drawn_from, states_of
 from fedaccord.task.layers import has_backward_hooks
-from fedaccord.task.solver import Loss, Pair, known_layers, tf32_as
+from fedaccord.task.solver import Loss, Pair, by_autograd, known_layers, tf32_as
+
+ALIKE = 0.05  # of the largest element: the error of a gradient by bfloat16, not of another one
 
 
 class Stack(NamedTuple):
@@ -145,6 +148,7 @@ class CohortSolver:
         if self.layers is not None and self.layers.takes(inputs, targets, many=True):
             return self.layers.gradient(inputs, targets, views(point), views(g))
         states = [] if self._tried else states_of(OTHERS)
+        own = self._own_gradient(inputs, targets, point) if self.model.in_stacks is None else None
         with torch.enable_grad():
             leaves = [view.requires_grad_() for view in views(point.detach())]
             try:
@@ -153,14 +157,24 @@ class CohortSolver:
                     if recorded is not None:
                         return recorded
                 losses = self._losses(self._predictions(leaves, inputs).to(g.dtype), targets)
+                gradients = torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
             except (RuntimeError, ValueError) as error:  # of vmap, and of an `OwnLoss`
                 raise NotImplementedError(
                     "expected a model and a loss that many clients can share a call of, got "
                     f"{type(self.model.module).__name__}: {str(error).splitlines()[0]}; "
                     "train its clients one at a time"
                 ) from error
-            gradients = torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
         self._tried = True
+        if own is not None:
+            first = torch.cat([gradient[0].reshape(-1) for gradient in gradients])
+            self.model.in_stacks = bool((first - own).abs().max() <= ALIKE * own.abs().max())
+        if self.model.in_stacks is False:
+            raise NotImplementedError(
+                "expected a model that reads its parameters as attributes of its modules, got "
+                f"{type(self.model.module).__name__}, whose gradient is another one with many "
+                "clients, as of parameters in a list, a dict or a closure; train its clients one "
+                "at a time"
+            )
         if drawn_from(states):  # one draw for all clients; vmap itself refuses those of PyTorch
             raise NotImplementedError(
                 "expected a model and a loss without random numbers, got "
@@ -170,6 +184,23 @@ class CohortSolver:
         for view, gradient in zip(views(g), gradients, strict=True):
             view.copy_(gradient)
         return losses.detach()
+
+    def _own_gradient(self, inputs: Tensor, targets: Tensor, point: Vector) -> Tensor | None:
+        """The gradient (d,) of the first client by the model itself, whose vectors do not change;
+        None: it has none that is finite."""
+        model = self.model
+        w, g = model.w.clone(), model.g.clone()
+        try:
+            with seeded(0):
+                model.w.copy_(point[0])
+                by_autograd(model, inputs[0], targets[0], self.loss, self.precision)
+                return model.g.clone() if model.g.isfinite().all() else None
+        except (RuntimeError, ValueError):
+            return None
+        finally:
+            model.w.copy_(w)
+            model.g.copy_(g)
+            model.unsaved.reset()
 
     def _predictions(self, parameters: Sequence[Tensor], inputs: Tensor) -> Tensor:
         if self.precision != "bfloat16":
@@ -216,7 +247,8 @@ class CohortSolver:
         model = self.model
         if model.by_sample is None:
             i = int(stack.sizes.argmin())
-            x, size = stack.inputs[i], int(stack.sizes[i])
+            size, other = int(stack.sizes[i]), stack.inputs[int(stack.sizes.argmax())]
+            x = torch.cat([stack.inputs[i][:size], other[size:]])  # not of copies of one sample
             w = torch.randn(len(model.w), generator=torch.Generator().manual_seed(0)).to(model.w)
             named = model.state_dict(w / 10)
             model.train()  # in evaluation mode a layer may not look at the others of its batch

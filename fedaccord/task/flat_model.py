@@ -58,8 +58,14 @@ class FlatModel:
         frozen_parameters: str = "",
         forward: Forward | None = None,
     ) -> None:
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ValueError(
+                "model: expected a module in Python, got TorchScript: use the module that it was "
+                "made from"
+            )
         self.forward = forward
         self.by_sample: bool | None = None  # whether predictions depend on their own sample alone
+        self.in_stacks: bool | None = None  # whether a stack of clients has each one's gradient
         self.graphs: dict[Any, Any] = {}  # of `cuda_graphs.graphs_of`
         self.policy = buffers
         state = tensors.buffers_of(module, buffers)

@@ -148,6 +148,9 @@ def labels_of(rows: Any) -> NDArray[Any] | None:
     without reading its rows."""
     if isinstance(rows, DatasetSource):
         return labels_of(rows.rows)
+    joint = getattr(rows, "transforms", None) and not getattr(rows, "transform", None)
+    if getattr(rows, "target_transform", None) or joint:
+        return None  # its targets are not what it returns
     if isinstance(rows, Subset):
         every = labels_of(rows.dataset)
         return None if every is None else every[[*rows.indices]]

@@ -138,7 +138,13 @@ class Task:
         classes = arguments.get("classes")
         test = self.test if self.num_tests else None
         check_from_zero(self.clients, test, self.loss)
+        before = {name for name, _ in model.module.named_parameters()}
         predictions = check_fit(model, inputs, targets, self.loss, classes, precision)
+        if later := [n for n, _ in model.module.named_parameters() if n not in before]:
+            raise ValueError(
+                f"model: expected all parameters before the first forward pass, which makes "
+                f"{later[0]}: make it in the module's __init__"
+            )
         check_frozen(model, inputs, precision)
         if self.num_tests:
             chosen = select(self.metrics, of_classes=not targets.is_floating_point())

@@ -513,6 +513,76 @@ class InPlace(nn.Module):
         return self.layer(x)
 
 
+class Grows(nn.Module):
+    """It makes a layer in its first forward pass, with random numbers of that moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 5), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x).tanh()
+        if self.head is None:
+            self.head = nn.Linear(h.shape[1], 3)
+        return self.head(h)
+
+
+def test_torchscript_is_refused() -> None:
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    with pytest.raises(ValueError, match=r"^model: expected a module in Python, got TorchScript"):
+        simulate("fedavg", clients=[(x, y)] * 2, model=torch.jit.script(nn.Linear(4, 3)), rounds=1)
+
+
+def test_a_model_that_normalises_over_its_batch_chooses_its_threads() -> None:
+    """They are counted with one sample, of which there is no deviation."""
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    norm = nn.BatchNorm1d(4, track_running_stats=False)
+    model = nn.Sequential(norm, nn.Linear(4, 3))
+    history = simulate("fedavg", clients=[(x, y)] * 2, model=model, rounds=1, batch_size=3)
+    assert history.metrics["train-loss"].iloc[-1] > 0
+
+
+def test_a_model_that_grows_is_refused() -> None:
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    line = (
+        r"^model: expected all parameters before the first forward pass, which makes head\.weight"
+    )
+    with pytest.raises(ValueError, match=line):
+        simulate("fedavg", clients=[(x, y)] * 2, model=Grows(), rounds=1)
+
+
+@pytest.mark.parametrize("where", ["clients", "test"])
+def test_targets_of_another_shape_are_refused(where: str) -> None:
+    """(n,) beside (n, 1) would be broadcast to (n, n), and the loss be another one."""
+    x = torch.randn(6, 4)
+    alike, other = (x, x[:, :1]), (x, x[:, 0])
+    data = (
+        {"clients": [alike, other]} if where == "clients" else {"clients": [alike], "test": other}
+    )
+    line = rf"^{'clients: client 1' if where == 'clients' else 'test'}: expected targets .* \(1,\)"
+    with pytest.raises(ValueError, match=line):
+        simulate("fedavg", model=nn.Linear(4, 1), loss=F.mse_loss, rounds=1, **data)
+
+
+class Shifted(Dataset[Any]):
+    """Raw labels from 1, as torchvision's letters, and a transform that returns them from 0."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.targets = x, y + 1
+        self.target_transform = lambda label: label - 1
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.x[i], self.target_transform(self.targets[i])
+
+
+def test_labels_are_those_that_a_dataset_returns() -> None:
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    simulate("fedavg", clients=[Shifted(x, y)] * 2, model=nn.Linear(4, 3), rounds=1)
+
+
 def test_what_no_copy_or_no_second_pass_survives_is_refused() -> None:
     hooked = nn.Linear(4, 3)
     hooked.weight.register_hook(lambda g: 0 * g)

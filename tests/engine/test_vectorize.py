@@ -292,6 +292,70 @@ def test_a_module_that_takes_no_stack_is_tried_once(
     assert texts[0].startswith("one client at a time from now on: expected a model and a loss that")
 
 
+class InAList(nn.Module):
+    """Its forward pass reads some parameters where no stack replaces them."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Parameter(0.1 * torch.randn(4, 4)) for _ in range(2))
+        self.number, self.read = number, [self.second, self.first][:number]
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.read[1] if self.number > 1 else self.first
+        return (x @ first).tanh() @ self.read[0]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("vectorize", ["auto", "on"])
+def test_parameters_that_a_stack_does_not_replace_are_trained_too(
+    number: int, vectorize: str
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = [
+        (torch.randn(6, 4, generator=generator), torch.randint(4, (6,), generator=generator))
+        for _ in range(12)
+    ]
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return InAList(number)
+
+    weights = []
+    for setting in ("off", vectorize):
+        method = FedAvg(precision="float64", batch_size=2, fraction_train=1.0)
+        own = simulate(method, clients=data, model=build, rounds=2, vectorize=setting)
+        weights.append(torch.cat([part.flatten() for part in own.model.values()]))
+    assert torch.equal(*weights)
+
+
+def test_a_last_batch_of_one_sample_shows_that_a_model_looks_at_others() -> None:
+    """Padding with copies of it would not."""
+    generator = torch.Generator().manual_seed(0)
+    data = [
+        (torch.randn(n, 4, generator=generator), torch.randint(3, (n,), generator=generator))
+        for n in (20, 17, 9, 12, 30, 6)
+    ]
+
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x - x.mean(0))
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return Centred()
+
+    weights = []
+    for setting in ("off", "on"):
+        method = FedAvg(precision="float64", batch_size=5, fraction_train=1.0)
+        own = simulate(method, clients=data, model=build, rounds=2, vectorize=setting)
+        weights.append(torch.cat([part.flatten() for part in own.model.values()]))
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-12)
+
+
 def test_what_fails_for_many_clients_alone_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
