@@ -148,11 +148,12 @@ class CohortSolver:
         if self.layers is not None and self.layers.takes(inputs, targets, many=True):
             return self.layers.gradient(inputs, targets, views(point), views(g))
         states = [] if self._tried else states_of(OTHERS)
-        own = self._own_gradient(inputs, targets, point) if self.model.in_stacks is None else None
+        is_new = self.model.in_stacks is None
+        own = self._own_gradient(inputs, targets, point) if is_new else None
         with torch.enable_grad():
             leaves = [view.requires_grad_() for view in views(point.detach())]
             try:
-                if self.graphs is not None:
+                if self.graphs is not None and not is_new:
                     recorded = self.graphs.gradient(inputs, targets, point, g)
                     if recorded is not None:
                         return recorded
@@ -165,10 +166,11 @@ class CohortSolver:
                     "train its clients one at a time"
                 ) from error
         self._tried = True
-        if own is not None:
-            first = torch.cat([gradient[0].reshape(-1) for gradient in gradients])
+        if is_new:
+            first = torch.cat([gradient[0].reshape(-1) for gradient in gradients]).nan_to_num()
+            own = first if own is None else own  # nothing to compare with
             self.model.in_stacks = bool((first - own).abs().max() <= ALIKE * own.abs().max())
-        if self.model.in_stacks is False:
+        if not self.model.in_stacks:
             raise NotImplementedError(
                 "expected a model that reads its parameters as attributes of its modules, got "
                 f"{type(self.model.module).__name__}, whose gradient is another one with many "
@@ -187,14 +189,14 @@ class CohortSolver:
 
     def _own_gradient(self, inputs: Tensor, targets: Tensor, point: Vector) -> Tensor | None:
         """The gradient (d,) of the first client by the model itself, whose vectors do not change;
-        None: it has none that is finite."""
+        None: its pass fails."""
         model = self.model
         w, g = model.w.clone(), model.g.clone()
         try:
             with seeded(0):
                 model.w.copy_(point[0])
                 by_autograd(model, inputs[0], targets[0], self.loss, self.precision)
-                return model.g.clone() if model.g.isfinite().all() else None
+                return model.g.nan_to_num()
         except (RuntimeError, ValueError):
             return None
         finally:

@@ -60,6 +60,7 @@ def waits(
         | {"fraction-train": 1.0, **more}
     )
     own, strategy = task(clients, augmented), config.strategy
+    own.model(strategy.model_settings).in_stacks = True  # the fake's numbers compare to nothing
     fleet = LocalFleet(own, vectorize=config.vectorize == "on", store=store, home=GPU)
     run = Run(strategy, fleet, server_app.initial_arrays(own, strategy.model_settings, GPU), 4)
     run.begin()
