@@ -349,7 +349,7 @@ class Method(Settings, ABC):
         if self.topology.is_decentralised:
             return available
         if size is None and self.over_selection:
-            size = math.ceil(self.cohort_size(num_clients) * (1 + self.over_selection))
+            size = math.ceil(self.cohort_size(num_clients) * (1 + self.over_selection) - 1e-9)
         return sampling.draw(
             available,
             t=t,

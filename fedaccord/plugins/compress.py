@@ -28,7 +28,8 @@ compressor is biased. Error feedback costs a client one vector for each that it 
 Where we differ: the scale of qsgd is the largest magnitude; the paper's norm is larger, and its
 rounding coarser. randk draws a lattice of places, start + j stride: each place has the paper's
 probability, and the error the same mean square, but pairs of places are not independent. Its
-numbers are scaled by d / k unless a memory corrects the error. sign sends zero as positive.
+numbers are scaled by d / k unless a memory corrects the error, or noise is added to the sum, whose
+clip they would exceed. sign sends zero as positive.
 """
 
 from dataclasses import dataclass, replace

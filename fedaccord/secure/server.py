@@ -58,7 +58,7 @@ class SecureRound:
     def threshold(self, i: int) -> int:
         """How many holders of a client's shares, itself included, must remain."""
         holders = len(self.graph[i]) + 1
-        return max(holders // 2 + 1, math.ceil(self.share * holders))
+        return max(holders // 2 + 1, math.ceil(self.share * holders - 1e-9))
 
     def setup(self) -> dict[int, Payload]:
         return {i: self._payload(SETUP, client=i) for i in self.clients}

@@ -73,6 +73,13 @@ def test_the_clock_changes_no_weight_and_vectorised_it_is_the_same() -> None:
     assert all(map(torch.equal, bare.model.values(), one.model.values()))
 
 
+@pytest.mark.parametrize(("share", "size"), [(0.1, 110), (0.12, 112), (0.125, 113)])
+def test_over_selection_asks_as_many_more(share: float, size: int) -> None:
+    """110 is 100 x 1.1, whose product has a last bit."""
+    method = FedAvg(over_selection=share, fraction_train=0.5, device_profile="lognormal")
+    assert len(method.draw(0, range(200), 200)) == size
+
+
 def test_over_selection_and_a_deadline() -> None:
     """Five are asked, the three fastest are taken, and the round is shorter."""
     rows: list[Any] = []

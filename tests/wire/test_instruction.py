@@ -118,7 +118,9 @@ def refusal(other: str, number: Any) -> str:
 
 @pytest.mark.parametrize("key", ["instruction", "client", "accepted-round", "hello"])
 def test_a_callers_own_keys_may_not_take_ours(key: str) -> None:
-    with pytest.raises(ValueError, match=f"^train_config: .* of your own, got '{key}'") as error:
+    with pytest.raises(
+        ValueError, match=f"^train_config, evaluate_config: .* of your own, got '{key}'"
+    ) as error:
         check_own_config({"mine": 1, key: 1}, "config")
     assert "\n" not in str(error.value)
 
