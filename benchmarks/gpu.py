@@ -18,6 +18,7 @@ import logging
 import math
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -250,7 +251,9 @@ def compared(
                 flat.w.add_(flat.g, alpha=-0.01)
 
     active = [*range(size.active)]
-    one = timing.engine_round(replace(task, _models={}), config_of(size, precision))
+    one = timing.engine_round(
+        replace(task, _of_thread=threading.local()), config_of(size, precision)
+    )
     steps, rounds = [], []
     for _ in range(2 + options.repetitions):
         steps.append(timing.seconds_of(bare, active, options))

@@ -33,16 +33,17 @@ def test_the_number_of_rounds_is_that_of_the_last_row(tmp_path: Path) -> None:
 
 
 def test_a_sweep_counts_the_rounds_of_its_own_methods(tmp_path: Path) -> None:
-    """The folder may have runs of a sweep with other methods."""
-    for name, last in (
-        ("fedavg-0a1b-seed0", 5),
-        ("dfedsam-mgs-0a1b-seed1", 7),
-        ("fedcm-0-seed0", 9),
-    ):
+    """The folder may have runs of other methods and configurations; of those that optuna proposes
+    all count, as they are not known before."""
+    plan = make({"algo": ["fedavg", "dfedsam-mgs"]})
+    (own,) = [name for name in plan.run_names if name.startswith("dfedsam-mgs")]
+    for name, last in ((own, 7), ("fedavg-0a1b-seed0", 5), ("fedcm-0-seed0", 9)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.csv").write_text(f"round,loss\n{last},0.5\n")
-    plan = make({"algo": ["fedavg", "dfedsam-mgs"]})
-    assert rounds_of(plan, tmp_path) == 12
+    assert rounds_of(plan, tmp_path) == 7
+    lr = {"low": 0.01, "high": 0.1}
+    adaptive = make({"algo": ["fedavg", "dfedsam-mgs"], "lr": lr}, search="optuna")
+    assert rounds_of(adaptive, tmp_path) == 12
 
 
 def test_the_watching_thread_ends_with_its_block() -> None:

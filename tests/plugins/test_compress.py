@@ -125,6 +125,12 @@ def test_the_mean_over_the_draws_is_the_vector(name: str) -> None:
     assert samples.std(0).max() > 1e-3
 
 
+def test_int8_rounds_to_the_nearest_level() -> None:
+    """qsgd draws."""
+    assert Compress(method="int8").compressor(torch.float32) == Levels(8, drawn=False)
+    assert Compress(method="qsgd", bits=8).compressor(torch.float32) == Levels(8, drawn=True)
+
+
 def test_the_others_are_their_formulas() -> None:
     x = vector(2000)
     torch.testing.assert_close(through(Sign(), x), x.sign() * x.abs().mean())

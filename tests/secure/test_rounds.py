@@ -396,6 +396,27 @@ def test_one_that_says_it_could_read_no_shares_removes_nobody_else(
     assert torch.equal(history.state.w, absent.state.w)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("num-examples", 0), ("steps", 99), ("train-loss", 1e30)]
+)
+def test_an_upload_with_impossible_numbers_is_not_in_the_sum(
+    field: str, value: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = client_secure.masked_reply
+
+    def masked(message: Message, context: Context, train: Any) -> Message:
+        reply = right(message, context, train)
+        if METRICS in reply.content and context.node_id == FIRST_NODE + 4:
+            reply.content[METRICS][field] = value  # type: ignore[index]
+        return reply
+
+    strategy, others = method("scaffold", MASKED), [i for i in range(C) if i != 4]
+    absent = federation.run(strategy, PROBLEM, W0, [others] * 3)
+    monkeypatch.setattr(client_secure, "masked_reply", masked)
+    history, _ = by_messages(strategy, clock)
+    assert torch.equal(history.state.w, absent.state.w)
+
+
 def test_no_message_to_the_server_holds_an_upload(clock: Clock) -> None:
     """Of a run with 24 bits, whose plain integers are within 2^24 of 2^32."""
     _, grid = by_messages(method("scaffold", SecureSum(bits=24)), clock)

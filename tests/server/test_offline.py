@@ -83,6 +83,17 @@ def test_a_round_without_enough_devices_fails_after_the_wait(
     assert round.metrics.items() >= {"replies": 0, "dropped": 0, "counted": 0}.items()
 
 
+def test_a_refused_device_does_not_end_the_wait_for_others(devices: Net, clock: Clock) -> None:
+    run = run_of(devices)
+    run.train_round()
+    go_offline(devices, 10, 11, 12)
+    began = clock.now
+    clock.at(began + 1, lambda: devices.join(30, 0, C + 1))  # of another federation
+    clock.at(began + 30, lambda: devices.join(21, 1, C))
+    assert [row["client"] for row in run.train_round().clients] == [1]
+    assert 30 <= clock.now - began < 31
+
+
 def test_the_error_of_a_run_without_devices_names_them(devices: Net, clock: Clock) -> None:
     def leave(round: Round) -> None:
         if round.number == 1:

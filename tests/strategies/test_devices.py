@@ -49,10 +49,7 @@ def solve(w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalC
     return descend(w, g, [gradient_at] * 2, direction, hook, config)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if k % 3 == 0 else pytest.param(n, marks=pytest.mark.slow) for k, n in enumerate(METHODS)],
-)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_round_stays_on_the_gpu_and_does_not_wait(name: str) -> None:
     method = make(name, FULLEST[name])
     half, w = method.client_half(), torch.empty(15, dtype=torch.float64, device="cuda")

@@ -122,6 +122,7 @@ def test_sharpness_is_the_largest_rise_of_its_three_steps(surface: Surface) -> N
     far = curvature.sharpness(surface, w, 3.0, top)
     ends = [surface.value(w + 3 * step) for step in (top, -top, g / g.norm())]
     assert far == max(ends) - surface.value(w)
+    assert curvature.sharpness(surface, w, 3.0, -top) == far  # an eigenvector has no sign
 
 
 def test_a_filter_of_a_direction_has_the_norm_of_the_weights_filter() -> None:

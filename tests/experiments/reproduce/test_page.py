@@ -83,8 +83,10 @@ def test_only_the_same_setting_is_compared(
 
 
 def test_failed_runs_are_counted_and_not_averaged(tmp_path: Path) -> None:
-    page = lines(tmp_path, result("fedavg/few", 0, 80.0), failed("fedavg/few", 1))
+    cheap = {"gradients": 100, "hours": 0.1}
+    page = lines(tmp_path, result("fedavg/few", 0, 80.0), failed("fedavg/few", 1) | cheap)
     assert row(page, "fedavg/few")[3:7] == ["1, 1 failed", "78.00", "79.00", "80.00"]
+    assert row(page, "fedavg/few")[8:] == ["12,500", "0.50"]
     every = lines(tmp_path, failed("fedavg/few", 1))
     assert row(every, "fedavg/few")[3:8] == ["0, 1 failed", "–", "–", "–", "–"]
 
