@@ -96,8 +96,9 @@ def renew(
         facts = folders.read_facts(folder / "server")
         if host and hosts[0] != facts.host:
             folders.write_facts(folder, facts._replace(host=hosts[0]))
-            typer.echo(f"{hosts[0]}: copy {folders.FACTS} of the server and of each device there")
-    files = f"{folders.CERTIFICATE}, {folders.SERVER_KEY} and {folders.START}"
+            facts_of = f"{folders.FACTS} to the server and to each device"
+            typer.echo(f"{hosts[0]}: copy {facts_of}, and {folders.START} to the server")
+    files = f"{folders.CERTIFICATE} and {folders.SERVER_KEY}"
     typer.echo(f"{folder / 'server'}: copy {files} to the server, and start it again")
 
 

@@ -121,10 +121,7 @@ class MessageFleet:
         check_own_config([*(config or {}), *(evaluate_config or {})], config_key)
         self.simulated = flower.is_simulation(grid)
         self.grid, self._polls = grid, Polls(grid, self.simulated)
-        self._configs = {
-            TRAIN: config or {},
-            EVALUATE: evaluate_config or {},
-        }
+        self._configs = {TRAIN: config or {}, EVALUATE: evaluate_config or {}}
         self._config_key = config_key
         # a simulation loses no messages, and handles two of a client at once: see `_still_late`
         ask_again = math.inf if self.simulated else ASK_AGAIN

@@ -377,29 +377,14 @@ def test_shares_of_another_type_are_those_of_an_absent_client(
     assert warnings(caplog) == [f"round {number}: {line}" for number in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("senders", [[], [99], [0, 1], 3])
-def test_one_that_says_it_could_read_no_shares_removes_nobody_else(
-    senders: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = client_secure.masked_reply
-
-    def masked(message: Message, context: Context, train: Any) -> Message:
-        reply = right(message, context, train)
-        if METRICS in reply.content and context.node_id == FIRST_NODE + 4:
-            reply.content[METRICS][client.OPENED] = senders  # type: ignore[index]
-        return reply
-
-    strategy, others = method("scaffold", MASKED), [i for i in range(C) if i != 4]
-    absent = federation.run(strategy, PROBLEM, W0, [others] * 3)
-    monkeypatch.setattr(client_secure, "masked_reply", masked)
-    history, _ = by_messages(strategy, clock)
-    assert torch.equal(history.state.w, absent.state.w)
-
-
 @pytest.mark.parametrize(
-    ("field", "value"), [("num-examples", 0), ("steps", 99), ("train-loss", 1e30)]
+    ("field", "value"),
+    [
+        *((client.OPENED, senders) for senders in ([], [99], [0, 1], 3)),  # whose shares it read
+        *(("num-examples", 0), ("steps", 99), ("train-loss", 1e30)),
+    ],
 )
-def test_an_upload_with_impossible_numbers_is_not_in_the_sum(
+def test_impossible_numbers_beside_an_upload_remove_nobody_else_from_the_sum(
     field: str, value: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = client_secure.masked_reply

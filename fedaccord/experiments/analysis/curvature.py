@@ -34,7 +34,8 @@ class Surface:
         self.num_samples = sum(len(targets) for _, targets in batches)
         weights = [float(losses.weight(loss, targets)) for _, targets in batches]
         self.batches = [batch for batch, own in zip(batches, weights, strict=True) if own]
-        self.shares = [own / sum(weights) for own in weights if own]
+        total = sum(weights)
+        self.shares = [own / total for own in weights if own]
         model.module.eval()
 
     def value(self, w: Tensor) -> float:
