@@ -3,26 +3,30 @@
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import numpy as np
 import torch
 
+ALONE = RLock()  # held in such a block: the generators are of the process, not of a thread
+
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Of the CPU; their states are restored. seed: from 0."""
-    of_numpy, of_python = np.random.get_state(), random.getstate()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed: it would also reseed the accelerators, which are not forked.
-            torch.default_generator.manual_seed(seed)
-            np.random.seed(seed % 2**32)
-            random.seed(seed)
-            yield
-    finally:
-        np.random.set_state(of_numpy)
-        random.setstate(of_python)
+    """Of the CPU; their states are restored. Another thread waits for its end. seed: from 0."""
+    with ALONE:
+        of_numpy, of_python = np.random.get_state(), random.getstate()
+        try:
+            with torch.random.fork_rng(devices=[]):
+                # Not torch.manual_seed: it would also reseed the accelerators, which are not forked
+                torch.default_generator.manual_seed(seed)
+                np.random.seed(seed % 2**32)
+                random.seed(seed)
+                yield
+        finally:
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)
 
 
 def each_seeded(items: Iterable[Any], seed: Callable[[], int]) -> Iterator[Any]:

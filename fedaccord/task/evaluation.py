@@ -1,9 +1,10 @@
 """Loss and metrics over a whole set."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
-from threading import Lock
+from queue import SimpleQueue
 from typing import NamedTuple
 
 import torch
@@ -46,7 +47,7 @@ def evaluate(
     does not depend on their number, bit for bit, unless the model's forward pass changes it or
     draws random numbers, which begin from the same seed at each call.
     """
-    with tf32_as(precision, model.w.device), random_numbers(0, model.w.device):
+    with random_numbers(0, model.w.device), tf32_as(precision, model.w.device):
         return _evaluate(model, w, batches, loss, precision, threads, metrics)
 
 
@@ -101,29 +102,24 @@ def _evaluate(
 def _scores(
     score: Callable[[FlatModel, Pair], Score], models: list[FlatModel], batches: Iterable[Pair]
 ) -> Iterator[Score]:
-    """Scores of the batches in order; each model has a thread, which processes the next batch."""
+    """Scores of the batches in order, which this thread reads; each model has a thread."""
     if len(models) == 1:
         yield from (score(models[0], batch) for batch in batches)
         return
-    numbered: Iterator[tuple[int, Pair | None]] = enumerate(batches)
-    lock, scores = Lock(), dict[int, Score]()
+    idle, ahead = SimpleQueue[FlatModel](), deque[Future[Score]]()
+    for model in models:
+        idle.put(model)
 
-    def work(model: FlatModel) -> None:
-        nonlocal numbered
+    def work(batch: Pair) -> Score:
+        own = idle.get()
         try:
-            while True:
-                with lock:
-                    number, batch = next(numbered, (-1, None))
-                if batch is None:
-                    return
-                scores[number] = score(model, batch)
-        finally:  # no batch is left, or this one failed: end the other threads too
-            numbered = iter(())
+            return score(own, batch)
+        finally:
+            idle.put(own)
 
     with ThreadPoolExecutor(len(models)) as pool:
-        try:
-            for future in [pool.submit(work, model) for model in models]:
-                future.result()
-        finally:  # the run is interrupted
-            numbered = iter(())
-    yield from (scores[number] for number in sorted(scores))
+        for batch in batches:
+            if len(ahead) > len(models):
+                yield ahead.popleft().result()
+            ahead.append(pool.submit(work, batch))
+        yield from (future.result() for future in ahead)

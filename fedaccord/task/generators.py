@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedaccord.core.rule import LocalConfig
-from fedaccord.data.seeding import seeded
+from fedaccord.data.seeding import ALONE, seeded
 
 LAYERS = 1  # the purpose of these random numbers, beside the order of the batches
 
@@ -55,10 +55,12 @@ def seed_of(config: LocalConfig) -> int:
 def random_numbers(seed: int, device: torch.device, others: bool = True) -> Iterator[None]:
     """A block in which default random numbers come from the seed; their states are restored.
 
+    Another thread waits for its end, as for that of `seeded`.
     others: NumPy's and Python's too, beside PyTorch's.
     """
     on_gpu = device.type == "cuda"
     with (
+        ALONE,
         torch.random.fork_rng([device] if on_gpu else []),
         seeded(seed) if others else nullcontext(),
     ):

@@ -71,7 +71,7 @@ class SequentialSolver:
             model.train()
         device = model.w.device
         seed = seed_of(config)
-        with tf32_as(self.precision, device), random_numbers(seed, device, self.own_code):
+        with random_numbers(seed, device, self.own_code), tf32_as(self.precision, device):
             self._repeats = not takes_one_gradient(hook.half)
             self._drawn = generators(device, self.own_code)
             after = local_steps(model, hook.half.optimizer, hook.half.schedule, config)

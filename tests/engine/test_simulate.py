@@ -147,16 +147,27 @@ def test_a_strategy_serves_any_number_of_runs() -> None:
     assert replace(one, lr=0.5) == Scaffold(**{**vars_of(make()), "lr": 0.5})
 
 
-def test_runs_in_two_threads_have_models_of_their_own() -> None:
-    """Also of one data set, whose samples they share."""
+def dropout() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(), nn.Linear(16, 10))
+
+
+@pytest.mark.parametrize("model", [{}, {"model": f"{__name__}:dropout"}], ids=["plain", "dropout"])
+def test_runs_in_two_threads_are_those_of_one(
+    model: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    """Also of one data set, whose samples they share, and of the process's random numbers."""
+    interval = sys.getswitchinterval()
+    request.addfinalizer(lambda: sys.setswitchinterval(interval))
+    keys: dict[str, Any] = {"num_clients": 10, "local_epochs": 1, "threads": 1, **model}
 
     def run(lr: float) -> list[float]:
-        keys: dict[str, Any] = {"num_clients": 10, "local_epochs": 1, "threads": 1, "lr": lr}
-        return [*simulate("fedavg", rounds=4, **keys).metrics["test-loss"]]
+        return [*simulate("fedavg", rounds=4, lr=lr, **keys).metrics["test-loss"]]
 
-    expected = [run(0.05), run(0.1)]
+    rates = [0.05, 0.1] * 3
+    expected = [run(lr) for lr in rates[:2]] * 3
+    sys.setswitchinterval(1e-6)  # such numbers mix often, else once in many runs
     with ThreadPoolExecutor(2) as pool:
-        assert [*pool.map(run, [0.05, 0.1])] == expected
+        assert [*pool.map(run, rates)] == expected
 
 
 def vars_of(method: Scaffold) -> dict[str, Any]:
