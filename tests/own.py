@@ -166,6 +166,37 @@ def unreadable() -> Any:
     return [Unreadable(*map(torch.from_numpy, part)) for part in arrays()]
 
 
+class Noisy(TensorDataset):
+    """Its inputs have a random transform."""
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = super().__getitem__(index)
+        return x + torch.rand(3), y
+
+
+def noisy() -> Any:
+    return [Noisy(*map(torch.from_numpy, part)) for part in arrays()]
+
+
+def augmented() -> Any:
+    """With numbers of the generator and of the default ones."""
+
+    def augment(x: Tensor, generator: torch.Generator) -> Tensor:
+        noise = torch.rand(x.shape, generator=generator) + torch.rand(x.shape) + random.random()
+        return x + 10 + noise.to(x.dtype)
+
+    train, test = arrays()
+    return {"train": train, "test": test, "augment": augment}
+
+
+def halved() -> Any:
+    return augmented() | {"augment": lambda x, generator: x[:, :2]}
+
+
+def augmented_by_name() -> Any:
+    return augmented() | {"augment": "crop"}
+
+
 def mapping() -> Any:
     train, test = arrays()
     return {"train": train, "test": test, "classes": ["below", "above", "neither"]}

@@ -12,13 +12,26 @@ from fedaccord.core import named
 from fedaccord.core.options import did_you_mean
 from fedaccord.data.cache import channel_stats
 from fedaccord.data.fingerprint import of_tensors
-from fedaccord.data.kind import Dataset, Kind, ReadOptions, Source, warn_if_whole
-from fedaccord.data.samples import IGNORED, Split, negative, partitioned, split_of
+from fedaccord.data.kind import Augmentation, Dataset, Kind, ReadOptions, Source, warn_if_whole
+from fedaccord.data.samples import (
+    IGNORED,
+    Split,
+    changes_when_read,
+    negative,
+    partitioned,
+    split_of,
+)
 from fedaccord.data.seeding import seeded
 from fedaccord.data.text import encode, tokenizer_of
 
 FUNCTIONS = named.Functions("fedaccord.datasets")
-ENTRIES = ("train", "test", "classes", "vocabulary")  # of a mapping that a function returns
+ENTRIES = (
+    "train",
+    "test",
+    "classes",
+    "vocabulary",
+    "augment",
+)  # of a mapping that a function returns
 log = logging.getLogger("flwr")
 FORM = "(train, test), or a mapping of " + ", ".join(ENTRIES)
 
@@ -38,8 +51,9 @@ def from_function(name: str, data_dir: str, reading: ReadOptions) -> Dataset:
     ``partition=natural``; test also None, empty or left out, for clients without test samples.
     ``classes`` of a mapping is the number of classes, or their names in the order of the labels;
     without it the labels of both splits count, from 0 on. ``vocabulary``: how many token ids there
-    are. Texts are tokenized as the settings say. Float targets are numbers to predict. The random
-    numbers are the same in every process, see `seeded`.
+    are. ``augment``: a function of (inputs (b, ...) as they are stored, generator) that returns
+    such inputs for a local step. Texts are tokenized as the settings say. Float targets are numbers
+    to predict. The random numbers are the same in every process, see `seeded`.
     Raises ValueError, in one line, for anything else.
     """
     with seeded(0):
@@ -72,6 +86,12 @@ def _dataset(name: str, content: Any, reading: ReadOptions) -> Dataset:
     if hasattr(train, "load_partition"):
         train, owners = partitioned(train)
     else:
+        if changes_when_read(train):
+            log.warning(
+                "%s: its training samples change from one reading to the next, as by random "
+                "transforms, and are read once: return augment, a function, as well",
+                name,
+            )
         train = split_of(train)
     test = content.get("test")
     targets = test[1] if isinstance(test, tuple | list) and len(test) == 2 else test
@@ -140,7 +160,29 @@ def _dataset(name: str, content: Any, reading: ReadOptions) -> Dataset:
         vocabulary=vocabulary,
         owners=owners,
         checksum=of_tensors(tensors),
+        augment=_augmentation(content.get("augment"), train.x[:2]),
     )
+
+
+def _augmentation(function: Any, inputs: Tensor) -> Augmentation | None:
+    """The function, whose default random numbers come from the generator too; tried on inputs."""
+    if function is None:
+        return None
+    if not callable(function):
+        raise ValueError(f"expected augment as a function, got a {type(function).__name__}")
+
+    def augment(x: Tensor, generator: torch.Generator) -> Tensor:
+        with seeded(int(torch.randint(2**62, (), generator=generator))):
+            result = function(x, generator)
+        if not isinstance(result, Tensor) or (result.shape, result.dtype) != (x.shape, x.dtype):
+            got = f"{tuple(result.shape)} {result.dtype}" if isinstance(result, Tensor) else result
+            raise ValueError(
+                f"expected augment to return inputs as given, {tuple(x.shape)} {x.dtype}, got {got}"
+            )
+        return result
+
+    augment(inputs, torch.Generator().manual_seed(0))
+    return augment
 
 
 def _warn_if_unseen(name: str, y_train: Tensor, top: int) -> None:

@@ -19,6 +19,7 @@ log = logging.getLogger("flwr")  # what a run prints
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 PerChannel = tuple[float, ...]  # of pixels in [0, 1]
+Augmentation = Callable[[torch.Tensor, torch.Generator], torch.Tensor]  # of raw inputs (b, ...)
 
 
 class Dataset(NamedTuple):
@@ -37,6 +38,7 @@ class Dataset(NamedTuple):
     vocabulary: int = 0  # number of token ids; 0: the inputs are no tokens, or unknown
     owners: torch.Tensor | None = None  # (n,) int64 the client of each training sample, from 0 on
     checksum: str = ""  # of all tensors, with their types and shapes
+    augment: Augmentation | None = None  # of its own, see `Kind`
 
     @property
     def outputs(self) -> int:
@@ -116,7 +118,7 @@ class Kind:
     facts: Facts | None = None
     scale: tuple[PerChannel, PerChannel] | None = None
     prepare: Callable[[torch.Tensor, Dataset, torch.dtype], torch.Tensor] = normalise
-    augment: Callable[[torch.Tensor, torch.Generator], torch.Tensor] | None = None
+    augment: Augmentation | None = None
 
 
 def image_facts(shape: tuple[int, int, int], classes: int, train: int, test: int) -> Facts:

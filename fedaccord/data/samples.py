@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Subset
 
 IGNORED = -100  # the target that cross-entropy ignores
 LABELS = ("label", "labels", "target", "targets", "y")  # names of the target column
@@ -41,6 +42,17 @@ def split_of(content: Any) -> Split:
         "expected (inputs, targets) as arrays or tensors, a torch Dataset or a Hugging Face "
         f"dataset, got a {type(content).__name__}"
     )
+
+
+def changes_when_read(content: Any) -> bool:
+    """Whether the first inputs of a torch Dataset are others when they are read again."""
+    if not isinstance(content, torch.utils.data.Dataset) or not hasattr(content, "__len__"):
+        return False
+    numbers = range(min(len(content), 8))
+    once, again = (split_of(Subset(content, numbers)).x for _ in range(2))
+    if isinstance(once, Tensor) and isinstance(again, Tensor):
+        return not torch.equal(once, again)
+    return once != again
 
 
 def partitioned(content: Any) -> tuple[Split, Tensor]:

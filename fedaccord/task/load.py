@@ -96,7 +96,7 @@ def _load_task(config: TaskConfig, num_clients: int, whole: bool, code: tuple[st
         split="validation" if config.validation else "test",
         device=find_device(config.device),
         prepare=lambda x, dtype: kind.prepare(x, data, dtype),
-        augment=kind.augment,
+        augment=data.augment or kind.augment,
         seed=config.seed,
         own_test=whole,
         card=_card(config, data),

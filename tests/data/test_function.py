@@ -1,6 +1,7 @@
 """Data sets that a function of the user's own returns."""
 
 import random
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedaccord.data.fingerprint import of_tensors
 from fedaccord.data.kind import Dataset, ReadOptions
 from fedaccord.data.transforms import normalise
 from fedaccord.federation.errors import FederationError
+from fedaccord.task import Task, TaskConfig, load_task
 from tests import own
 
 
@@ -141,6 +143,42 @@ def test_the_checksum_is_of_the_samples_alone() -> None:
     assert len(one.checksum) == 8
 
 
+def test_random_transforms_that_would_be_read_once_are_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    of("torch_datasets")
+    assert not caplog.records
+    of("noisy")
+    (record,) = caplog.records
+    assert "tests.own:noisy: its training samples change" in record.getMessage()
+
+
+def test_an_augmentation_changes_the_inputs_of_local_steps_alone() -> None:
+    """By random numbers of the client's round, also the default ones, in a cohort too."""
+
+    def task(name: str) -> Task:
+        config = TaskConfig(dataset=f"tests.own:{name}", partition="iid", model="linear")
+        return load_task(config, num_clients=2)
+
+    seeds = count()
+
+    def inputs(name: str, round: int = 0) -> torch.Tensor:
+        torch.manual_seed(next(seeds))
+        return torch.cat([x for x, _ in task(name).train_batches(0, round, 8, 0, torch.float32)])
+
+    noise = inputs("augmented") - inputs("arrays") - 10
+    assert 0 <= noise.min() < noise.max() <= 3
+    random.seed(5)
+    assert torch.equal(inputs("augmented"), inputs("augmented"))
+    assert not torch.equal(inputs("augmented") - noise, inputs("augmented", 1) - noise)
+    w = torch.ones(8)
+    assert task("augmented").evaluate(w) == task("arrays").evaluate(w)
+    keys: dict[str, Any] = {"dataset": "tests.own:augmented", "partition": "iid", "num_clients": 2}
+    keys |= {"model": "linear", "local_steps": 5, "batch_size": 8, "rounds": 2}
+    one, many = (simulate("fedavg", **keys, vectorize=word).model for word in ("off", "on"))
+    assert all(torch.allclose(one[name], many[name], rtol=1e-5) for name in one)
+
+
 def test_integers_stay_integers() -> None:
     data = of("sequences")
     assert normalise(data.x_train, data, torch.float32).dtype == torch.int64
@@ -165,6 +203,11 @@ def test_integers_stay_integers() -> None:
         ("absent", "it has no 'absent'"),
         ("unknown_token", "token ids of test below vocabulary=4, got 8"),
         ("unreadable", "OSError: file 0 is damaged at .*own.py:"),
+        (
+            "halved",
+            r"augment to return inputs as given, \(2, 3\) torch.float32, got \(2, 2\) torch",
+        ),
+        ("augmented_by_name", "augment as a function, got a str"),
         ("letters", "function of no parameters, or of data_dir, in any order; .* has 'text'"),
     ],
 )
