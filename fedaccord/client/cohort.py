@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fedaccord.client.train import CPU, DIVERGED, first_state
+from fedaccord.core.client_half import state_like
 from fedaccord.core.request import TrainReply, TrainRequest
 from fedaccord.core.rounds import client_round
 from fedaccord.core.vectors import (
@@ -94,5 +95,8 @@ def _to_host(v: Vector) -> Vector:
 
 def form(request: TrainRequest, state: Any) -> tuple[Any, ...]:
     """Equal for requests that can be stacked: their round, the fields of messages and states."""
-    fields = None if state is None else tuple(name for name, _ in leaves(state))
-    return request.instruction.round, tuple(name for name, _ in leaves(request.down)), fields
+    instruction = request.instruction
+    if state is None:
+        state = state_like(instruction.half, ((1,),))
+    names = (tuple(name for name, _ in leaves(part)) for part in (request.down, state))
+    return instruction.round, *names

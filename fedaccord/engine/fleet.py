@@ -55,6 +55,7 @@ class StoreFleet:
         self.store = store
         self.vectorize = vectorize  # many clients in one call; the last bits may differ
         self._on_client = on_client  # called after each visit with the client's number
+        self._warnings: set[str] = set()  # each is printed once
 
     def connect(self, seconds: float, *model: Any) -> None:
         pass
@@ -150,14 +151,18 @@ class LocalFleet(StoreFleet):
                 requests, states = zip(*part, strict=True)
                 return local_rounds(requests, states, self.task, self.home)
             except NotImplementedError as error:  # the cohort cannot be stacked
-                self.vectorize = False
-                log.warning("one client at a time from now on: %s", error)
+                self._warn(f"one client at a time: {error}")
             except Exception as error:  # only one at a time shows which client failed
                 failure = describe(error)
         results = [self._round(request, state) for request, state in part]
         if failure and not any(isinstance(it, str) for it in results):
             log.warning("%d clients at once failed, one at a time did not: %s", len(part), failure)
         return results
+
+    def _warn(self, line: str) -> None:
+        if line not in self._warnings:
+            self._warnings.add(line)
+            log.warning("%s", line)
 
     def _round(self, request: TrainRequest, state: Any) -> tuple[TrainReply, Any] | str:
         try:

@@ -70,6 +70,16 @@ def _fill(part: Tensor, length: int) -> Tensor:
     return torch.cat([part, part[:1].expand(length - len(part), *part.shape[1:])])
 
 
+def _check_stacks(model: FlatModel) -> None:
+    """Raise NotImplementedError for one that a trial has found to train other parameters."""
+    if model.in_stacks is False:
+        raise NotImplementedError(
+            "expected a model that reads its parameters as attributes of its modules, got "
+            f"{type(model.module).__name__}, whose gradient is another one with many clients, as "
+            "of parameters in a list, a dict or a closure; train its clients one at a time"
+        )
+
+
 class CohortSolver:
     """n clients at once: a gradient step of each per stack of batches.
 
@@ -106,6 +116,7 @@ class CohortSolver:
                 "expected a model without hooks of its backward pass; train its clients one at a "
                 "time"
             )
+        _check_stacks(model)
         self.model = model
         self.stacks = stacks
         self.loss = loss
@@ -170,13 +181,7 @@ class CohortSolver:
             first = torch.cat([gradient[0].reshape(-1) for gradient in gradients]).nan_to_num()
             own = first if own is None else own  # nothing to compare with
             self.model.in_stacks = bool((first - own).abs().max() <= ALIKE * own.abs().max())
-        if not self.model.in_stacks:
-            raise NotImplementedError(
-                "expected a model that reads its parameters as attributes of its modules, got "
-                f"{type(self.model.module).__name__}, whose gradient is another one with many "
-                "clients, as of parameters in a list, a dict or a closure; train its clients one "
-                "at a time"
-            )
+        _check_stacks(self.model)
         if drawn_from(states):  # one draw for all clients; vmap itself refuses those of PyTorch
             raise NotImplementedError(
                 "expected a model and a loss without random numbers, got "

@@ -10,6 +10,7 @@ import shutil
 import sys
 import tomllib
 import zlib
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedaccord import engine, simulate
+from fedaccord.client.cohort import local_rounds
 from fedaccord.config import RunConfig
+from fedaccord.core.request import TrainRequest
 from fedaccord.federation.round import Round
 from fedaccord.federation.settings import Settings
 from fedaccord.runs import RunDirectory, load_model, reader, status
@@ -208,13 +211,30 @@ def test_states_on_disk_are_those_in_memory(
         {"relaxed-init.beta": 0.1, "fedinit.server": "updates", "algo": "fedinit"},
         {"algo": "fedavg", "compress.method": "topk", "client-state": "disk"},  # error memories
         {"algo": "fedcm", "compress.method": "sign", "vectorize": "on"},
+        {"algo": "fedavg", "vectorize": "on"},  # clients without a state
         {"algo": "scaffold", "compress.method": "qsgd", "local-steps": 2},
         {"algo": "afedpd", "compress.method": "topk", "broadcast.dtype": "int8"},
     ],
-    ids=["sam+ri", "gossip", "updates", "topk", "sign", "qsgd", "topk+int8"],
+    ids=["sam+ri", "gossip", "updates", "topk", "sign", "stateless", "qsgd", "topk+int8"],
 )
 def test_with_plugins(more: dict[str, Any], settings: dict[str, Any]) -> None:
     resumed(settings, "-".join(map(str, more.values())).replace(".", ""), **more)
+
+
+def test_a_cohort_that_cannot_be_stacked_changes_no_later_round(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[bool] = []
+
+    def rounds_of(requests: Sequence[TrainRequest], *rest: Any) -> Any:
+        calls.append(requests[0].instruction.round == 0)
+        if calls[-1]:
+            raise NotImplementedError("expected another cohort")
+        return local_rounds(requests, *rest)
+
+    monkeypatch.setattr("fedaccord.engine.fleet.local_rounds", rounds_of)
+    resumed(settings, "cohorts", algo="fedavg", vectorize="on", fraction_train=1.0)
+    assert 0 < sum(calls) < len(calls)
 
 
 def test_a_finished_run_goes_on_for_more_rounds(
