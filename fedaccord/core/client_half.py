@@ -211,10 +211,10 @@ class ClientHalf:
             decoded = plugin.decode(decoded, kind, down, like)
         return decoded
 
-    def mean(self, ups: Any, cohort: Cohort) -> Any:
+    def mean(self, ups: Any, cohort: Cohort) -> tuple[Any, Cohort]:
         for plugin in reversed(self.plugins):
-            ups = plugin.mean(ups, cohort)
-        return ups
+            ups, cohort = plugin.mean(ups, cohort)
+        return ups, cohort
 
     def at(self, privacy: Privacy | None) -> "ClientHalf":
         """The client half in a round that begins with this state of the privacy mechanism."""

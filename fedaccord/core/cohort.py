@@ -1,6 +1,7 @@
 """The input of the server step: the active clients, their replies, means and sums."""
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -126,6 +127,12 @@ class Cohort:
         xs: a vector (..., d) for each active client, or (n, d).
         """
         return weighted_sum(xs, self.weights).div_(sum(self.weights))
+
+    def of_mean(self) -> "Cohort":
+        """The cohort of one upload, the mean of this one's, for a step that reads no more."""
+        one = copy(self)
+        one.weights, one.damping = [1.0], ()
+        return one
 
     def undamped_mean(self, models: Iterable[Vector]) -> Vector:
         """A_P of w + (w_i - w) / omega(tau_i): the change of the clients' own memories."""

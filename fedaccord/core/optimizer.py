@@ -202,11 +202,11 @@ class AdamW(Optimizer):
             )
 
     def upload(self, own: Moments, config: LocalConfig) -> SentMoments:
-        return SentMoments(*self._corrected(own.m, own.v, own.n.double()))
+        return self._corrected(own.m, own.v, own.n.double())
 
-    def _corrected(self, m: Vector, v: Vector, n: Tensor) -> tuple[Vector, Vector]:
-        corrections = ((1 - beta**n).to(m.dtype) for beta in (self.beta1, self.beta2))
-        return m / next(corrections), v / next(corrections)
+    def _corrected(self, m: Vector, v: Vector, n: Tensor) -> SentMoments:
+        m_share, v_share = ((1 - beta**n).to(m.dtype) for beta in (self.beta1, self.beta2))
+        return SentMoments(optimizer_m=m / m_share, optimizer_v=v / v_share)
 
     def resume(self, mean: SentMoments) -> Moments:
         m, v = mean.optimizer_m, mean.optimizer_v
@@ -251,7 +251,7 @@ class Muon(AdamW):
             own.n.add_(1)
 
     def upload(self, own: Moments, config: LocalConfig) -> SentMoments:
-        sent = SentMoments(*self._corrected(own.m, own.v, own.n.double()))
+        sent = self._corrected(own.m, own.v, own.n.double())
         assert sent.optimizer_m is not None
         theirs, ours = (pieces_of(x, config) for x in (sent.optimizer_m, own.m))
         for i in config.hidden:  # O does not depend on the scale of M

@@ -133,9 +133,10 @@ class PlugIn(Registered):
         """
         return decoded
 
-    def mean(self, ups: Any, cohort: Cohort) -> Any:
-        """The uploads that the method's server step averages."""
-        return ups
+    def mean(self, ups: Any, cohort: Cohort) -> tuple[Any, Cohort]:
+        """The uploads that the method's server step averages, and their cohort; of a mean alone
+        `Cohort.of_mean`."""
+        return ups, cohort
 
     @property
     def replaces_mean(self) -> bool:

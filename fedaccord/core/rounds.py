@@ -336,9 +336,8 @@ def server_round(
     accepted, delays = s.accepted.index_fill(0, clients, s.t), s.delays
     if delays is not None:
         late = torch.tensor([reply.delay for reply in replies])
-        delays, accepted = (
-            v.index_copy(0, clients, n) for v, n in ((delays, late), (accepted, s.t - late))
-        )
+        delays = delays.index_copy(0, clients, late)
+        accepted = accepted.index_copy(0, clients, s.t - late)
     info = RoundInfo(
         round=s.t,
         lr=method.rate(s.t),
@@ -359,7 +358,8 @@ def server_round(
         info = info._replace(size=privacy.share * s.num_clients)
         replies = [Reply(-1, mean, method.steps_of_round(s.t) or 1, 1)]
     ups, cohort = method.topology.gather(s.w, replies, info)
-    step = method.topology.step(method, s.w, half.mean(ups, cohort), s.server, cohort)
+    averaged, over = half.mean(ups, cohort)
+    step = method.topology.step(method, s.w, averaged, s.server, over)
     w_init = s.w_init if half.needs_w_init else None
     moments = type(s.moments)(*(cohort.mean(getattr(ups, name)) for name in s.moments._fields))
     sent = [reply.buffers for reply in replies if reply.buffers is not None]

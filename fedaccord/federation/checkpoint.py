@@ -24,7 +24,7 @@ def pack(s: RoundState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors |= {f"server.{name}": vector for name, vector in leaves(s.server)}
     tensors |= {f"moments.{name}": vector for name, vector in leaves(s.moments)}
     facts: dict[str, Any] = {"t": s.t, "failed": s.failed, "clock": s.clock}
-    facts["privacy"] = None if s.privacy is None else [*s.privacy]
+    facts["privacy"] = None if s.privacy is None else s.privacy._asdict()
     if s.delays is not None:
         tensors["delays"] = s.delays
         facts["visits"] = [_packed(visit, tensors) for visit in s.visits]
@@ -54,6 +54,14 @@ def _unpacked(method: Method, packed: Mapping[str, Any], tensors: Mapping[str, T
     return Visit(**plain, down=down, w_init=vectors.get("w_init"), buffers=vectors.get("buffers"))
 
 
+def privacy_of(facts: Mapping[str, Any]) -> Privacy | None:
+    """That of the plain values of a checkpoint; earlier versions wrote the fields as a list."""
+    packed = facts.get("privacy")
+    if not packed:
+        return None
+    return Privacy(**packed) if isinstance(packed, Mapping) else Privacy(*packed)
+
+
 def unpack(method: Method, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> RoundState:
     """The reverse of `pack` for ``method``."""
     w = tensors["w"]
@@ -71,7 +79,7 @@ def unpack(method: Method, tensors: Mapping[str, Tensor], facts: Mapping[str, An
         moments=fill(first_moments(method), moments),
         buffers=tensors.get("buffers"),
         clock=facts.get("clock", 0.0),  # earlier versions wrote none
-        privacy=Privacy(*facts["privacy"]) if facts.get("privacy") else None,
+        privacy=privacy_of(facts),
         delays=tensors.get("delays"),
         visits=tuple(_unpacked(method, visit, tensors) for visit in facts.get("visits", ())),
     )

@@ -106,7 +106,8 @@ class GossipTopology:
     """The topology of a federation without a server: every node is its own server.
 
     Models and server states are stacks (m, d), a row for each node, and a round's cohort is one
-    client in m federations at once: uploads are (m, d), means over the one client.
+    client in m federations at once: uploads are (m, d), means over the one client. A graph that is
+    the same in all rounds is read once: a run makes its own topology.
     """
 
     is_decentralised = True
@@ -121,9 +122,8 @@ class GossipTopology:
         return f"GossipTopology({self.gossip})"
 
     def mixing(self, m: int, t: int) -> tuple[Tensor, float]:
-        """W (m, m), float64, of round t, and its spectral gap. A graph that is the same in all
-        rounds is read and checked once a run. Raises ValueError, in one line, if m nodes do not
-        fit."""
+        """W (m, m), float64, of round t, and its spectral gap. Raises ValueError, in one line, if m
+        nodes do not fit."""
         if self.gossip.topology == "random":
             W = self.gossip.matrix(m, t, self.seed)
             return W, spectral_gap(W)
@@ -152,8 +152,6 @@ class GossipTopology:
         )
 
     def begin(self, w: Vector, server: Any, num_clients: int) -> tuple[Vector, Any]:
-        self._constant.clear()  # of an earlier run, whose file may have changed
-
         def for_each(v: Vector) -> Vector:
             return v.expand(num_clients, -1)
 

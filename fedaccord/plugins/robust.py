@@ -87,9 +87,8 @@ class Robust(PlugIn):
         expect(method, "weighting", ["uniform"], beside, ": it counts clients equally")
         return self
 
-    def mean(self, ups: Any, cohort: Cohort) -> Any:
-        """Every upload becomes the robust mean of all, which is then their mean."""
-        return ups._replace(w=(self.of(ups.w),) * len(ups.w))
+    def mean(self, ups: Any, cohort: Cohort) -> tuple[Any, Cohort]:
+        return ups._replace(w=(self.of(ups.w),)), cohort.of_mean()
 
     def of(self, xs: Sequence[Vector]) -> Vector:
         """The robust mean of the vectors (d,) of a round's clients."""

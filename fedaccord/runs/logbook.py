@@ -11,11 +11,10 @@ from uuid import uuid4
 
 from fedaccord.config import RunConfig, affecting, defaults, in_use, keys, settings_of, toml
 from fedaccord.core.client_half import state_like
-from fedaccord.core.privacy import Privacy
 from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import fill, leaves
 from fedaccord.federation.budget import OR_END, check_left
-from fedaccord.federation.checkpoint import Pace, pack, unpack
+from fedaccord.federation.checkpoint import Pace, pack, privacy_of, unpack
 from fedaccord.federation.fleet import Fleet, MessageFleet
 from fedaccord.federation.metrics import with_evaluations
 from fedaccord.federation.partition_ids import PartitionIds
@@ -283,9 +282,8 @@ def _check_rounds(config: RunConfig, begun: Checkpoint, path: Path) -> None:
 
 def _check_budget(config: RunConfig, begun: Checkpoint, path: Path) -> None:
     """Raise ValueError, in one line, if the privacy budget has no round left."""
-    guarantee, packed = config.strategy.guarantee, begun.facts.get("privacy")
-    if guarantee and packed and config.num_server_rounds > begun.number:
-        privacy = Privacy(*packed)
+    guarantee, privacy = config.strategy.guarantee, privacy_of(begun.facts)
+    if guarantee and privacy and config.num_server_rounds > begun.number:
         spent = _releases(path, privacy.releases)
         check_left(guarantee, privacy._replace(releases=spent), OR_END)
 

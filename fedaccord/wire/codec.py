@@ -20,7 +20,8 @@ STEPS = "optimizer", "lr-schedule", "optimizer-state", "keeps-local"  # keys of 
 def dumps(half: ClientHalf) -> str:
     """Raises ValueError, in one line, if a field is not a number, string, boolean or None."""
     parts = {"rule": encode(half.rule), "plugins": [*map(encode, half.plugins)]}
-    steps = encode(half.optimizer), half.schedule, half.optimizer_state, half.keeps_local
+    schedule = half.schedule._asdict()
+    steps = encode(half.optimizer), schedule, half.optimizer_state, half.keeps_local
     return json.dumps(parts | dict(zip(STEPS, steps, strict=True)))
 
 
@@ -31,7 +32,7 @@ def loads(text: str) -> ClientHalf:
         content = json.loads(text)
         rule, plugins = content["rule"], [*content["plugins"]]
         optimizer, schedule, state, local = (content[name] for name in STEPS)
-        schedule = Schedule(*schedule)
+        schedule = Schedule(**schedule)
     except (ValueError, TypeError, KeyError):
         raise ValueError(
             f"expected a message with the rule that FedAccord's server wrote, got {text[:80]!r}: "

@@ -12,7 +12,7 @@ from fedaccord.core.request import TrainInstruction
 from fedaccord.wire.codec import dumps, loads
 from fedaccord.wire.records import ARRAYS, CONFIG, config_of
 
-PROTOCOL = 3  # the version of all messages; another one is refused
+PROTOCOL = 4  # the version of all messages; another one is refused
 INSTRUCTION, CLIENT, ACCEPTED = "instruction", "client", "accepted-round"
 HANDSHAKE = "hello"  # the key of earlier versions, which thus detect that the protocols differ
 VERSION = "protocol"

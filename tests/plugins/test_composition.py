@@ -224,8 +224,8 @@ def test_each_two_plugins_are_in_their_places_or_refused_in_one_line(pair: tuple
 class FirstModel(PlugIn):
     """A stranger's plug-in that replaces the mean."""
 
-    def mean(self, ups: Any, cohort: Cohort) -> Any:
-        return ups._replace(w=ups.w[:1] * len(ups.w))
+    def mean(self, ups: Any, cohort: Cohort) -> tuple[Any, Cohort]:
+        return ups._replace(w=ups.w[:1]), cohort.of_mean()
 
 
 @pytest.mark.parametrize(

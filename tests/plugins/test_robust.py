@@ -8,7 +8,7 @@ import torch
 
 from fedaccord.config import RunConfig
 from fedaccord.core.cohort import Reply
-from fedaccord.core.rounds import first_state
+from fedaccord.core.rounds import first_state, server_round
 from fedaccord.core.rule import Model
 from fedaccord.core.topology import RoundInfo
 from fedaccord.plugins.robust import Robust
@@ -126,20 +126,29 @@ def test_who_averages() -> None:
 
 @pytest.mark.parametrize("name", AVERAGING)
 def test_they_read_the_mean_alone(name: str) -> None:
-    """So a step on copies of the mean is the step on the models."""
+    """So a step on the mean is the step on the models."""
     method: Any = METHODS[name](precision="float64", fraction_train=1.0)
     s = first_state(method, torch.ones(7, dtype=torch.float64), 4)
     models = [*torch.from_numpy(points(4))]
     mean = torch.stack(models).mean(0)
 
-    def step(vectors: list[torch.Tensor]) -> torch.Tensor:
-        replies = [Reply(i, Model(w), 3, 10) for i, w in enumerate(vectors)]
-        info = RoundInfo(0, 0.1, 4, s.accepted, False, False)
-        ups, cohort = method.topology.gather(s.w, replies, info)
-        w: torch.Tensor = method.aggregate(s.w, ups, s.server, cohort)[0]
-        return w
+    replies = [Reply(i, Model(w), 3, 10) for i, w in enumerate(models)]
+    info = RoundInfo(0, 0.1, 4, s.accepted, False, False)
+    ups, cohort = method.topology.gather(s.w, replies, info)
+    expected = method.aggregate(s.w, ups, s.server, cohort)[0]
+    w = method.aggregate(s.w, Model((mean,)), s.server, cohort.of_mean())[0]
+    torch.testing.assert_close(w, expected, rtol=1e-12, atol=1e-12)
 
-    torch.testing.assert_close(step(models), step([mean] * 4), rtol=1e-12, atol=1e-12)
+
+def test_krum_is_the_model_of_a_client() -> None:
+    """To the bit, whatever their number."""
+    for P in (3, 10):
+        xs = [*torch.from_numpy(points(P, 100)).float()]
+        method = METHODS["fedavg"](plugins=(Robust(rule="krum"),), fraction_train=1.0)
+        s = first_state(method, torch.ones(100), P)
+        replies = [Reply(i, Model(w), 3, 10) for i, w in enumerate(xs)]
+        after = server_round(method, method.client_half(), s, replies, None).state.w
+        assert any(torch.equal(after, x) for x in xs)
 
 
 # --- settings -------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from fedaccord import server_app
 from fedaccord.core.client_half import ClientHalf
 from fedaccord.strategies.fedavg import FedAvgClient
 from fedaccord.wire.codec import dumps
+from fedaccord.wire.instruction import PROTOCOL
 
 app = ServerApp()
 
@@ -29,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
         tensors = {name: torch.from_numpy(array.numpy()) for name, array in vectors.items()}
         save_file(tensors, folder / f"client-{client}.safetensors")
     half = json.loads(dumps(ClientHalf(FedAvgClient()))) | {"rule": {"class": "antigravity:Rule"}}
-    text = json.dumps({"protocol": 3, "half": json.dumps(half), "shapes": []})
+    text = json.dumps({"protocol": PROTOCOL, "half": json.dumps(half), "shapes": []})
     numbers = {"client": 0, "accepted-round": -1, "durable-round": -1}
     config = ConfigRecord({"instruction": text, **numbers})
     node = min(grid.get_node_ids())
