@@ -48,7 +48,12 @@ def check_deployment(folder: Path) -> Iterator[Check]:
         have, wanted = (v[package].partition("+")[0] for v in (here, facts.versions))
         advice = f"expected {wanted}, as on the other machines, got {have or 'none'}"
         advice += "; install the same version everywhere"
-        yield ok(package, have) if have == wanted else fail(package, advice)
+        if have == wanted:
+            yield ok(package, have)
+        elif package == "torch" and have.split(".")[0] == wanted.split(".")[0]:
+            yield warn(package, f"{advice}, or results differ in the last digits")
+        else:
+            yield fail(package, advice)
     free = shutil.disk_usage(folder).free
     mark = "fail" if free < TOO_LITTLE else "warn" if free < LITTLE else "ok"
     yield Check(mark, "space", f"{'' if mark == 'ok' else 'only '}{size(free)} free in {folder}")

@@ -6,12 +6,16 @@ else that this package uses is in Flower's documented packages, `flwr.app`, `flw
 """
 
 import base64
+import logging
+import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -21,6 +25,8 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedaccord.compat.read_only import over
+
+log = logging.getLogger("flwr")
 
 # --- arrays ---------------------------------------------------------------------------------------
 
@@ -204,23 +210,72 @@ def node_commands() -> dict[str, Callable[[], object]]:
     from flwr.supercore.cli import flower_superexec
     from flwr.supernode.cli import flwr_clientapp
 
-    return {"flower-superexec": flower_superexec, "flwr-clientapp": flwr_clientapp}
+    def client_app() -> None:
+        with suppress(OSError):  # short of memory, Linux ends it before the SuperNode
+            Path("/proc/self/oom_score_adj").write_text("500", encoding="utf-8")
+        flwr_clientapp()
+
+    return {"flower-superexec": flower_superexec, "flwr-clientapp": client_app}
 
 
 def run_supernode(words: Sequence[str], short_pauses: bool) -> None:
-    """`flower-supernode` in this process, which it ends.
+    """`flower-supernode` in this process, which it ends, also if the connection is lost for good.
 
     short_pauses: replace Flower's waits, which are fixed: 3 s between two polls for messages, and
     0.5 s between two looks for the reply of a ClientApp.
     """
+    from flwr.supercore.exit import ExitCode, flwr_exit
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
     sys.argv[:] = ["flower-supernode", *words]
     await_contexts()
+    stay_connected()
     if short_pauses:
         cast(Any, start_client_internal).time = Pauses()
     flower_supernode()
+    why = "The connection to the SuperLink ended: see the error above."  # its other threads go on
+    flwr_exit(ExitCode.SUPERNODE_CONNECTION_ERROR, why)
+
+
+_CUT = "timed out", "EOF"  # in the errors of connections that are cut in their TLS handshake
+
+
+def stay_connected() -> None:
+    """Let the SuperNode of this process repeat requests that a SuperLink failed to handle, and
+    those whose connection was cut in its TLS handshake; and end it if its heartbeats end.
+
+    Flower repeats others alone. Such a failure ended the polls for messages or the heartbeats, and
+    the process lived on, or it lost the message or the reply that was being sent.
+    """
+    import httpx
+    from flwr.supernode import fleet_http_connection
+
+    room = cast(Any, fleet_http_connection)
+    own_client, own_heartbeats = room.FleetHttpClient, room.HeartbeatSender
+
+    class Client(own_client):  # type: ignore[misc, valid-type]
+        def _unary_unary(self, **request: Any) -> Any:
+            try:
+                return super()._unary_unary(**request)
+            except httpx.HTTPStatusError as error:
+                if is_transient(error):
+                    error.response.status_code = httpx.codes.SERVICE_UNAVAILABLE
+                raise
+            except httpx.TransportError as error:
+                if any(word in str(error) for word in _CUT):
+                    raise httpx.ConnectError("the connection was cut") from error
+                raise
+
+    class Heartbeats(own_heartbeats):  # type: ignore[misc, valid-type]
+        def _run(self) -> None:
+            try:
+                super()._run()
+            except Exception as error:
+                log.error("the heartbeats ended, and with them this SuperNode: %s", error)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    room.FleetHttpClient, room.HeartbeatSender = Client, Heartbeats
 
 
 CONTEXT_SECONDS = 120.0  # largest wait for a Context

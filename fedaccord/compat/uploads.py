@@ -13,17 +13,21 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 
-def pull_messages(grid: Grid, message_ids: Iterable[str]) -> Iterable[Message]:
+def pull_messages(grid: Grid, message_ids: Iterable[str]) -> Iterator[Message]:
     """`Grid.pull_messages` without the replies of which parts are missing: a later call has them.
 
-    If no part arrives for three minutes, the SuperLink gives a reply up, which is then an error.
+    Replies are read one by one: Flower deletes each that was read, and drops those of a call if it
+    fails. If no part arrives for three minutes, the SuperLink gives a reply up, which is then an
+    error.
     """
     client = _client_of(grid)
     if client is None:
-        return grid.pull_messages(message_ids)
-    with _one_try():
-        replies = [*grid.pull_messages(message_ids)]
-    return [reply for reply in replies if client.is_complete(reply)]
+        yield from grid.pull_messages(message_ids)
+        return
+    for message_id in client.complete(message_ids):
+        with _one_try():
+            replies = [*grid.pull_messages([message_id])]
+        yield from (reply for reply in replies if client.is_complete(reply))
 
 
 class _Client:
@@ -33,26 +37,34 @@ class _Client:
     def __init__(self, client: Any, grid: Any) -> None:
         self._client, self._grid = client, grid
         self._begun: dict[str, tuple[Any, Any]] = {}  # by the id of the message that they answer
+        self._read = ""  # the id whose complete reply is read now
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    def PullMessages(self, request: Any) -> Any:
-        from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+    def complete(self, message_ids: Iterable[str]) -> Iterator[str]:
+        """The ids of the messages whose replies have arrived; `PullMessages` has the last one's."""
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
-        ids = [*request.message_ids]
+        ids = [*message_ids]
         if new := [i for i in ids if i not in self._begun]:
-            response = self._client.PullMessages(type(request)(message_ids=new))
+            response = self._client.PullMessages(PullAppMessagesRequest(message_ids=new))
             for message, tree in zip(
                 response.messages_list, response.message_object_trees, strict=True
             ):
                 self._begun[message.metadata.reply_to_message_id] = message, tree
-        begun = [self._begun[i] for i in ids if i in self._begun]
-        complete = [(message, tree) for message, tree in begun if self._has_last_part(tree)]
-        return PullAppMessagesResponse(
-            messages_list=[message for message, _ in complete],
-            message_object_trees=[tree for _, tree in complete],
-        )
+        for i in ids:
+            if i in self._begun and self._has_last_part(self._begun[i][1]):
+                self._read = i
+                yield i
+
+    def PullMessages(self, request: Any) -> Any:
+        from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+
+        if [*request.message_ids] != [self._read]:  # another caller's
+            return self._client.PullMessages(request)
+        message, tree = self._begun[self._read]
+        return PullAppMessagesResponse(messages_list=[message], message_object_trees=[tree])
 
     def _has_last_part(self, tree: Any) -> bool:
         """Whether the message itself has arrived, which a SuperNode sends after its parts; or will

@@ -44,6 +44,7 @@ from fedaccord.wire.records import CONFIG, SECURE, config_of
 log = logging.getLogger("flwr")
 
 TRAIN, EVALUATE = MessageType.TRAIN, MessageType.EVALUATE
+UNREAD_SECONDS = 30.0  # that a message outlives its timeout
 LATE = "no reply in time"
 REPLACED = "another node took the place of its node"
 MORE = '"num-supernodes=20 client-resources-num-cpus=1"'
@@ -311,7 +312,10 @@ class MessageFleet:
         return with_config(content, self._configs[kind], self._config_key, number)
 
     def _message(self, client: int, content: RecordDict, kind: str, timeout: float) -> Message:
-        return Message(content, self.roster.nodes[client], kind, ttl=max(timeout, DEFAULT_TTL))
+        # a SuperNode would work off old messages, one after another, whose replies are too late; a
+        # simulation handles each at once, and `_still_late` awaits the reply
+        life = max(timeout, DEFAULT_TTL) if self.simulated else timeout + UNREAD_SECONDS
+        return Message(content, self.roster.nodes[client], kind, ttl=life)
 
     def _send(
         self, messages: Mapping[int, Message], timeout: float, size: int = 0

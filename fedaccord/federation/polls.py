@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar, cast
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -22,6 +22,7 @@ TOO_LARGE = (
     "sends parts of 5 MB; raise the proxy's limit, as client_max_body_size of nginx"
 )
 T = TypeVar("T")
+_END = object()
 
 
 class Polls:
@@ -48,13 +49,14 @@ class Polls:
             raise FederationError(TOO_LARGE)
         return [message_id or None for message_id in ids]  # "": the node has just left
 
-    def pull(self, message_ids: Sequence[str]) -> Iterable[Message]:
-        """The replies that have arrived completely."""
-        replies = self.ask(lambda: uploads.pull_messages(self._grid, message_ids))
-        if replies is None:
-            return ()
-        self._fails = False
-        return replies
+    def pull(self, message_ids: Sequence[str]) -> Iterator[Message]:
+        """The replies that have arrived completely; until the SuperLink fails."""
+        replies = uploads.pull_messages(self._grid, message_ids)
+        while reply := self.ask(lambda: next(replies, _END)):
+            self._fails = False
+            if reply is _END:
+                return
+            yield cast(Message, reply)
 
     def ask(self, question: Callable[[], T]) -> T | None:
         """The result; None if the SuperLink fails, which is logged once until it recovers."""

@@ -7,6 +7,7 @@ of one package are excluded, so each child imports the version that is meant for
 """
 
 import atexit
+import fcntl
 import json
 import os
 import selectors
@@ -48,6 +49,8 @@ def warm(commands: Commands, forget: str) -> Iterator[None]:
     FileNotFoundError, in one line, if a command is not in PATH.
     """
     folder = Path(tempfile.mkdtemp(prefix="fedaccord-"))  # which this user alone can enter
+    lock = os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_SH)  # systemd's cleaning of old files in /tmp leaves it out
     before = os.environ["PATH"]
     ours, theirs = os.pipe()
     try:
@@ -63,8 +66,8 @@ def warm(commands: Commands, forget: str) -> Iterator[None]:
         yield
     finally:
         os.environ["PATH"] = before
-        os.close(theirs)
-        os.close(ours)
+        for file in (theirs, ours, lock):
+            os.close(file)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -20,7 +20,7 @@ from fedaccord.core.request import (
     TrainReply,
     TrainRequest,
 )
-from fedaccord.core.rule import Model
+from fedaccord.core.rule import Model, Rounding
 from fedaccord.core.vectors import Vector, dtype_of
 from fedaccord.wire import records
 from fedaccord.wire.instruction import read_instruction, write_instruction
@@ -46,18 +46,23 @@ def like(instruction: TrainInstruction) -> Vector:
 
 def write_requests(requests: Iterable[TrainRequest]) -> list[RecordDict]:
     """A message's content for each visit; vectors for several clients are packed once."""
-    packed: tuple[Any, ArrayRecord] | None = None
+    packed = dict[tuple[Any, ...], ArrayRecord]()
+
+    def record(vectors: Any, rounding: Rounding | None = None) -> ArrayRecord:
+        key = type(vectors), rounding, *map(id, vectors)
+        if key not in packed:
+            packed[key] = records.pack(vectors if rounding is None else rounding.pack(vectors))
+        return packed[key]
+
     contents = []
-    for request in requests:
-        down = request.down
-        if packed is None or any(a is not b for a, b in zip(packed[0], down, strict=True)):
-            rounding = request.instruction.half.rounding
-            packed = down, records.pack(down if rounding is None else rounding.pack(down))
-        content = RecordDict({DOWN: packed[1], CONFIG: write_instruction(request.instruction)})
+    for request in [*requests]:  # whose vectors must live on: they are told apart by their ids
+        instruction = request.instruction
+        content = RecordDict({DOWN: record(request.down, instruction.half.rounding)})
+        content[CONFIG] = write_instruction(instruction)
         if request.w_init is not None:
-            content[INITIAL] = records.pack(Model(request.w_init))
+            content[INITIAL] = record(Model(request.w_init))
         if request.buffers is not None:
-            content[BUFFERS] = records.pack(Buffers(request.buffers))
+            content[BUFFERS] = record(Buffers(request.buffers))
         contents.append(content)
     return contents
 

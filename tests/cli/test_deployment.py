@@ -201,11 +201,20 @@ def test_versions_that_differ(lab: Path, package: str) -> None:
     assert sum(line.startswith("fail") for line in lines.values()) == 1
 
 
-def test_builds_of_pytorch_may_differ(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server with a GPU and devices without one."""
+@pytest.mark.parametrize(
+    ("version", "mark"),
+    [("{}+cu128", "ok"), ("{}.0a0+872d972e41.nv24.08", "warn"), ("1.13.1", "fail"), ("", "fail")],
+)
+def test_builds_of_pytorch_may_differ(
+    version: str, mark: str, lab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server with a GPU, devices without one, and NVIDIA's own builds."""
     own = deployment.versions()
-    monkeypatch.setattr(deployment, "versions", lambda: own | {"torch": own["torch"] + "+cu128"})
-    assert doctor(lab / "server")[0] == 0
+    here = version.format(own["torch"].partition("+")[0])
+    monkeypatch.setattr(deployment, "versions", lambda: own | {"torch": here})
+    code, lines = doctor(lab / "server")
+    assert lines["torch"].startswith(mark)
+    assert code == (mark == "fail")
 
 
 @pytest.mark.parametrize(("free", "mark"), [(5e7, "fail"), (5e8, "warn"), (5e9, "ok")])

@@ -28,6 +28,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.client_app import ClientAppException
 from flwr.common.constant import SType
 from flwr.common.serde import array_to_proto
+from flwr.supercore.exit import ExitCode
 from flwr.superlink.grid import InMemoryGrid
 from ray.exceptions import ActorDiedError
 
@@ -361,7 +362,11 @@ def test_flowers_own_waits_stay_if_they_are_asked_for(
         cli, "flower_supernode", lambda: values.extend((start_client_internal.time, *sys.argv))
     )
     monkeypatch.setattr(flower, "await_contexts", lambda: None)
+    monkeypatch.setattr(flower, "stay_connected", lambda: None)
+    ends: list[int] = []  # Flower's command returns if the connection is lost
+    monkeypatch.setattr("flwr.supercore.exit.flwr_exit", lambda code, why: ends.append(code))
     flower.run_supernode(["--insecure"], short_pauses=short)
+    assert ends == [ExitCode.SUPERNODE_CONNECTION_ERROR]
     assert isinstance(values[0], flower.Pauses) == short
     assert values[0] is time or short
     assert values[1:] == ["flower-supernode", "--insecure"]

@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Iterator
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
@@ -21,6 +23,9 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 
 from fedaccord.compat import uploads
 from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.polls import Polls
+
+REQUEST = httpx.Request("POST", "http://127.0.0.1")
 
 
 class SuperLink:
@@ -131,6 +136,30 @@ def test_a_reply_whose_last_part_came_before_another_one_is_left_for_the_next_ca
     assert time.monotonic() - start < 5
     assert [*transfer]
     assert replies(uploads.pull_messages(grid, [slow.metadata.message_id]))
+
+
+def test_a_superlink_that_fails_loses_no_reply(
+    link: SuperLink, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those that were read, which it has deleted, nor the one whose part it failed for."""
+    messages = sent(link, grid)
+    for message, values in zip(messages, VALUES, strict=True):
+        assert [*link.upload(message, values)]
+    ids = [message.metadata.message_id for message in messages]
+    numbers, pull = count(), runtime_handlers.pull_object
+
+    def fail_once(*words: Any) -> Any:
+        if next(numbers) == 9:  # a reply has six parts, and the last one is asked for twice
+            raise httpx.HTTPStatusError("locked", request=REQUEST, response=httpx.Response(500))
+        return pull(*words)
+
+    monkeypatch.setattr(runtime_handlers, "pull_object", fail_once)
+    polls = Polls(grid, simulated=False)
+    first = replies(polls.pull(ids))
+    assert [*first] == ids[:1]
+    second = replies(polls.pull(ids[1:]))
+    for i, values in zip(ids, VALUES, strict=True):
+        assert np.array_equal((first | second)[i], values)
 
 
 def test_a_reply_that_the_superlink_gave_up_is_an_error(
