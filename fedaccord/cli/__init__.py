@@ -17,8 +17,20 @@ from fedaccord.cli.console import Commands
 from fedaccord.process.threads import wait_passively
 
 COMMANDS = (  # the module and the function of each
-    *("run", "resume", "sweep", "reproduce", "evaluate", "compare", "report", "measure"),
-    *("presets", "methods", "doctor", "flwr_config", "submit", "devices"),
+    "run",
+    "resume",
+    "sweep",
+    "reproduce",
+    "evaluate",
+    "compare",
+    "report",
+    "measure",
+    "presets",
+    "methods",
+    "doctor",
+    "flwr_config",
+    "submit",
+    "devices",
 )
 app = typer.Typer(
     cls=Commands,

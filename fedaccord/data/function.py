@@ -191,7 +191,10 @@ def _warn_if_unseen(name: str, y_train: Tensor, top: int) -> None:
         log.warning(
             "%s: its test labels go up to %d, those of train to %d: the model has %d outputs; "
             "return classes as well if that is not their number",
-            *(name, top, highest, top + 1),
+            name,
+            top,
+            highest,
+            top + 1,
         )
 
 

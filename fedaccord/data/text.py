@@ -80,7 +80,12 @@ def decode(files: Sequence[Path], reading: ReadOptions) -> Decoded:
     named_owners = [row.client for row in train]
     owners = number_owners("text", named_owners) if any(named_owners) else None
     return Decoded(
-        *(x_train, y_train, x_test, y_test, len(names), names),
+        x_train,
+        y_train,
+        x_test,
+        y_test,
+        classes=len(names),
+        class_names=names,
         vocabulary=tokenizer.size,
         owners=owners,
     )

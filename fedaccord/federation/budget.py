@@ -83,7 +83,10 @@ class Budget:
             self.rounds_left = self._accountant.rounds_within(bound, spent + num_rounds) - spent
         log.info(
             "privacy: noise multiplier %.4g on %s, delta %g, noise from %s",
-            *(z, "each upload" if guarantee.local else "sums", delta, self.source),
+            z,
+            "each upload" if guarantee.local else "sums",
+            delta,
+            self.source,
         )
         if delta * num_clients > 1:
             log.warning(

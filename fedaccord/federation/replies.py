@@ -21,8 +21,15 @@ MAX_LOSS = 1e15  # above it a model has diverged
 MAX_SECONDS = 1e9  # of a local round
 OWN_METRICS = 32  # of a foreign ClientApp
 TAKEN = {  # written by the server
-    *("round", "client", "status", "repair", "evaluation", "up-vectors", "up-bytes"),
-    *("clock", "staleness"),
+    "round",
+    "client",
+    "status",
+    "repair",
+    "evaluation",
+    "up-vectors",
+    "up-bytes",
+    "clock",
+    "staleness",
 }
 
 

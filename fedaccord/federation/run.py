@@ -204,7 +204,8 @@ class Run:
             self._last = s.t + self._budget.rounds_left
             log.warning(
                 "dp.max-epsilon: the run ends after round %d of %d: the next one would exceed it",
-                *(self._last, self.num_rounds),
+                self._last,
+                self.num_rounds,
             )
         return s._replace(privacy=self._budget.first)
 

@@ -97,7 +97,9 @@ class Methods(Mapping[str, type[FederatedStrategy]]):
                 reason = self._left_out[entry.name] = one_line(error)
                 log.warning(
                     "the method %r of %s is left out (%s); fix or uninstall its package",
-                    *(entry.name, entry.value, reason),
+                    entry.name,
+                    entry.value,
+                    reason,
                 )
         return table
 

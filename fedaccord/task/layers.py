@@ -109,9 +109,17 @@ class Convolution(Layer):
     def backward(self, dy: Tensor, saved: Any, p: Parameters, g: Parameters, on: bool) -> Any:
         conv, has_bias = self.layer, len(p) == 2
         dx, *gradients = aten.convolution_backward.default(
-            *(dy, saved, p[0], [conv.out_channels] if has_bias else None),
-            *(conv.stride, conv.padding, conv.dilation, False, [0, 0], conv.groups),
-            [on, True, has_bias],
+            dy,
+            saved,
+            p[0],
+            [conv.out_channels] if has_bias else None,
+            conv.stride,
+            conv.padding,
+            conv.dilation,
+            False,  # not transposed
+            [0, 0],  # output padding
+            conv.groups,
+            [on, True, has_bias],  # the gradients to compute: of x, weight and bias
         )
         for ours, its in zip(g, gradients, strict=False):
             ours.copy_(its)

@@ -102,10 +102,8 @@ class Task:
         size, free = self.clients.nbytes, torch.cuda.mem_get_info(device)[0]
         size += sum(part.nbytes for part in tensors)
         if size > SHARE * free:
-            log.info(
-                "samples stay on the host: %.1f GB, and %.1f GB of %s are free",
-                *(size / 1e9, free / 1e9, device),
-            )
+            line = "samples stay on the host: %.1f GB, and %.1f GB of %s are free"
+            log.info(line, size / 1e9, free / 1e9, device)
             return self.clients, test
         if isinstance(test, tuple):
             test = test[0].to(device), test[1].to(device)

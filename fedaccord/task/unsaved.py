@@ -120,7 +120,8 @@ class Unsaved:
                 log.warning(
                     "model: the number %s changes in training, and begins at %s in each visit of a "
                     "client and each evaluation; make it a buffer, which is kept as `buffers` says",
-                    *(f"{place.path}.{name}".lstrip("."), before),
+                    f"{place.path}.{name}".lstrip("."),
+                    before,
                 )
 
 

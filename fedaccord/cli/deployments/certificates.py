@@ -141,7 +141,14 @@ def _host(host: str) -> x509.GeneralName:
 
 def _usage(**of: bool) -> x509.KeyUsage:
     usages = (
-        *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
-        *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+        "digital_signature",
+        "content_commitment",
+        "key_encipherment",
+        "data_encipherment",
+        "key_agreement",
+        "key_cert_sign",
+        "crl_sign",
+        "encipher_only",
+        "decipher_only",
     )
     return x509.KeyUsage(**dict.fromkeys(usages, False) | of)

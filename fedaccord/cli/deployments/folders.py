@@ -118,9 +118,14 @@ def supernode(folder: Path) -> list[str]:
         raise ValueError(f"{folder}: expected a {DEVICE_KEY}; `fedaccord deploy key` makes one")
     own_states = re.search(r"(^|\s)state-dir=", config)
     return [
-        *("--superlink", facts.address, "--root-certificates", str(folder / AUTHORITY)),
-        *("--auth-supernode-private-key", str(folder / DEVICE_KEY)),
-        *("--node-config", config if own_states else f'{config} state-dir="{folder / "state"}"'),
+        "--superlink",
+        facts.address,
+        "--root-certificates",
+        str(folder / AUTHORITY),
+        "--auth-supernode-private-key",
+        str(folder / DEVICE_KEY),
+        "--node-config",
+        config if own_states else f'{config} state-dir="{folder / "state"}"',
     ]
 
 

@@ -46,8 +46,14 @@ class Estimate:
     def _pace(self, config: RunConfig) -> Pace:
         task, strategy = config.task, config.strategy
         key = (
-            *(task.dataset, task.data_dir, task.image_size, task.model, task.stem, task.device),
-            *(strategy.batch_size, strategy.precision),
+            task.dataset,
+            task.data_dir,
+            task.image_size,
+            task.model,
+            task.stem,
+            task.device,
+            strategy.batch_size,
+            strategy.precision,
         )
         if key not in self.paces:
             self.paces[key] = _time(config)

@@ -18,8 +18,16 @@ from fedaccord.experiments.reproduce.table import Cell, Table
 from fedaccord.experiments.sweep.trial import COMPLETED
 
 HEADING = [
-    *("cell", "paper", "rounds", "seeds", "last", "mean of last 10", "best", "best - paper"),
-    *("gradients", "hours"),
+    "cell",
+    "paper",
+    "rounds",
+    "seeds",
+    "last",
+    "mean of last 10",
+    "best",
+    "best - paper",
+    "gradients",
+    "hours",
 ]
 INTRODUCTION = """\
 # The papers' tables, run again

@@ -22,7 +22,9 @@ LADDERS = ("halving", "asha")  # searches that train some configurations further
 LISTS = ("seeds", "test-seeds")  # keys of [sweep] beside the options
 MEASURES = (
     *METRICS,
-    *("loss", f"{OUTPUT}loss", f"{OUTPUT}accuracy-worst-tenth"),
+    "loss",
+    f"{OUTPUT}loss",
+    f"{OUTPUT}accuracy-worst-tenth",
     *(f"{of}{name}" for of in (PERSONAL, OUTPUT) for name in METRICS),
 )
 SAME = {"threads": 1}  # for the same last bits of a trial on every machine
