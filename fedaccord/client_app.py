@@ -97,6 +97,7 @@ def memory_of(context: Context, federation: str) -> Store:
     """The store of the client's memory: below ``state-dir``, or in the Context.
 
     A device sets it in its node config, simulated clients in the run configuration.
+    Raises ValueError, in one line, if the path is not absolute or ``state-days`` is wrong.
     """
     folder = _state_dir(context)
     if not folder:

@@ -95,6 +95,8 @@ def run(
     resumes from its last checkpoint, or from that of ``at`` rounds. ``facts`` go into summary.json.
     A run that is interrupted, also by SIGTERM or SIGHUP, or that fails leaves a directory that can
     be read, with the model as it was then. in_process: checkpoints contain the clients' states.
+    Raises ValueError, in one line, for settings that do not fit the task, the clients or a run that
+    resumes, and FederationError if the run fails: no round counts, or the model diverges.
     """
     method = config.strategy
     trackers.check(config.tracker)

@@ -147,7 +147,10 @@ class Cohort:
 
 
 def weighted_sum(xs: Iterable[Vector], weights: Sequence[float]) -> Vector:
-    """The sum of weights[i] x_i, in their order, in one vector."""
+    """The sum of weights[i] x_i, in their order, in one vector.
+
+    Raises ValueError if there are no vectors, or not as many as weights.
+    """
     total: Vector | None = None
     for weight, x in zip(weights, xs, strict=True):
         total = weight * x if total is None else total.add_(x, alpha=weight)

@@ -59,7 +59,10 @@ def readings(
     instructions: Mapping[int, TrainInstruction],
     late: str,
 ) -> Iterator[tuple[int, TrainReply | StateLost | str]]:
-    """The content of each client's reply, in order of arrival, then ``late`` of the others."""
+    """The content of each client's reply, in order of arrival, then ``late`` of the others.
+
+    Raises FederationError if Flower's simulation has lost a worker process.
+    """
     others, errors = dict.fromkeys(clients), list[str]()
     for i, reply in replies:
         del others[i]
@@ -71,6 +74,10 @@ def readings(
 
 
 def read_metrics(reply: Message) -> Mapping[str, float]:
+    """The numbers in a reply to an evaluation request.
+
+    Raises ValueError, in one line, if there are none, or one is not finite.
+    """
     metrics = metrics_of(reply.content, METRICS)
     if not metrics:
         raise ValueError(f"expected the record {METRICS!r}, got {listed(sorted(reply.content))}")

@@ -85,7 +85,10 @@ def lattice(m: int, wrap: bool) -> Tensor:
 
 
 def random_graph(m: int, peers: int, generator: random.Random) -> Tensor:
-    """Each node draws ``peers`` other nodes (0: min(10, m/2)); links are undirected."""
+    """Each node draws ``peers`` other nodes (0: min(10, m/2)); links are undirected.
+
+    Raises ValueError, in one line, if there are not so many other nodes.
+    """
     k = peers or min(10, m // 2)
     if k >= m:
         raise ValueError(
@@ -108,7 +111,11 @@ _GRAPHS: dict[str, Callable[[int], Tensor]] = {
 
 
 def read(file: str, m: int) -> Tensor:
-    """W from JSON: ``{"edges": [[0, 1], ...]}``, undirected, or ``{"matrix": [[...], ...]}``."""
+    """W from JSON: ``{"edges": [[0, 1], ...]}``, undirected, or ``{"matrix": [[...], ...]}``.
+
+    Raises ValueError, in one line, if the file cannot be read, has other content, or does not fit m
+    nodes.
+    """
     if not Path(file).is_absolute():
         raise ValueError(f"gossip.file: expected an absolute path with topology file, got {file!r}")
     try:
@@ -206,6 +213,7 @@ def restricted(W: Tensor, nodes: Sequence[int]) -> Tensor:
 
     A symmetric W keeps its weights, and the weights of absent nodes move to the diagonal. Else rows
     and columns are scaled in turn (Sinkhorn, Knopp 1967), without links that are on no cycle.
+    Raises ValueError, in one line, if that does not converge.
     """
     W = W[nodes][:, nodes]
     if torch.equal(W, W.T):

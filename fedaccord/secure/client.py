@@ -60,6 +60,7 @@ def answer(payload: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str,
 
 
 def check_order(payload: Payload, memory: Payload, stage: str) -> None:
+    """Raise ValueError, in one line, if the stage is not the next one of the client's round."""
     if memory.get("next") != stage or memory.get("nonce") != payload.get("nonce"):
         raise ValueError(
             f"secure-sum: expected the stage {memory.get('next', SETUP)!r} of the client's current "

@@ -20,7 +20,10 @@ INFO = b"fedaccord secure sum mask"
 
 
 def expand(seed: bytes, size: int, word: int) -> Any:
-    """``size`` unsigned integers of ``word`` bits from 32 bytes: HKDF-SHA256, then AES-256-CTR."""
+    """``size`` unsigned integers of ``word`` bits from 32 bytes: HKDF-SHA256, then AES-256-CTR.
+
+    Raises ValueError for a seed of another length.
+    """
     if len(seed) != SEED:
         raise ValueError(f"expected a seed of {SEED} bytes, got {len(seed)}")
     material = HKDF(algorithm=hashes.SHA256(), length=48, salt=None, info=INFO).derive(seed)

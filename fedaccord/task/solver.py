@@ -238,6 +238,10 @@ class Passes:
         return max(self.examples, self.format.size(self.batches))
 
     def one_pass(self, first: bool) -> Iterator[Pair]:
+        """The batches of a pass; ``first``: count their samples in ``examples``.
+
+        Raises ValueError if the batches could be iterated only once.
+        """
         has_batches = False
         for batch in self.batches:
             has_batches = True
