@@ -1,4 +1,4 @@
-"""`python -m fedaccord`: the command line, where its script is not on the path."""
+"""`python -m fedaccord`: the command line, if its script is not on the path."""
 
 from fedaccord.cli import app
 

@@ -54,7 +54,7 @@ def main(grid: Grid, context: Context) -> None:
         for key in ("workers", "vectorize", "client-state"):
             value, usual = config.flat[key], defaults()[key]
             if value != usual and key not in config.unread_keys():
-                log.warning(f"{key}={value} has no effect here: `fedaccord run` takes it")
+                log.warning(f"{key}={value} has no effect here: `fedaccord run` supports it")
         if config.vectorize != "off":
             config = config.having("vectorize", "off")
         config = with_its_clients(config)

@@ -265,7 +265,7 @@ def test_keys_without_effect_are_reported_under_flower(
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
         "classes-per-client=3 has no effect: nothing reads it without partition=pathological",
         "fedprox.mu=0.2 has no effect: nothing reads it without algo=fedprox",
-        f"{key}={value} has no effect here: `fedaccord run` takes it",
+        f"{key}={value} has no effect here: `fedaccord run` supports it",
     ]
 
 

@@ -94,7 +94,7 @@ def check_versions() -> Iterator[Check]:
 
 
 def flower_versions() -> "SpecifierSet | None":
-    """The releases of Flower that FedAccord's metadata name; None where it is not installed."""
+    """The releases of Flower that FedAccord's metadata name; None if it is not installed."""
     from importlib.metadata import PackageNotFoundError, requires
 
     from packaging.requirements import Requirement

@@ -385,8 +385,8 @@ def forget(
     and cannot be subtracted. All memories are then reset at the current model.
     """
     if not begins_anew(method, half):
-        gone = torch.tensor([*clients])
-        return s._replace(accepted=s.accepted.index_fill(0, gone, -1))
+        clients_without_state = torch.tensor([*clients])
+        return s._replace(accepted=s.accepted.index_fill(0, clients_without_state, -1))
     w = method.output_model(s.w, s.server)
     centre = method.topology.average(w)
     _, server = method.topology.begin(centre, first_server(method, centre), s.num_clients)

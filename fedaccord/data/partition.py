@@ -171,7 +171,7 @@ class Report(NamedTuple):
     """How a partition came out; ``print`` shows it as a table."""
 
     num_clients: int
-    counts: Ints  # (clients, num_classes) samples held; of the first `LOOKED_AT` where they draw
+    counts: Ints  # (clients, num_classes) samples held; of the first `LOOKED_AT` if they draw
     duplicated: int | None  # distinct samples held more than once, by several clients or twice by
     # one; None: clients draw their own
     unused: int | None  # samples that no client holds; likewise

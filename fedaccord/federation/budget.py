@@ -90,7 +90,7 @@ class Budget:
         )
         if delta * num_clients > 1:
             log.warning(
-                "dp.delta: %g is more than 1 / C = %.2g, so that the data of some client may be "
+                "dp.delta: %g is more than 1 / C = %.2g and allows the data of some client to be "
                 "published in the clear; lower it", delta, 1 / num_clients
             )  # fmt: skip
         noise = z * math.sqrt(numbers) / (math.sqrt(clients) if guarantee.local else clients)

@@ -48,16 +48,17 @@ class Clock:
         up_bytes: float,
         gradients: float,
     ) -> None:
-        """examples: samples of a client; up_bytes: of a reply that is not silent, without
-        buffers of the model;
-        gradients: of a local step, as in `Cost`."""
+        """examples: samples of a client; up_bytes: bytes of a reply that is not silent, without
+        buffers of the model; gradients: those of a local step, as in `Cost`."""
         self.devices, self._examples = devices, examples
         self._up_bytes, self._gradients = up_bytes, gradients
         self._always = all(not device.active for device in devices)
 
     def available(self, clients: Sequence[int], now: float) -> tuple[Sequence[int], float]:
         """The available clients, and the time: later than ``now`` if it has to wait for the first
-        one. Raises FederationError if none ever connects."""
+        one.
+
+        Raises FederationError if none ever connects."""
         if self._always:
             return clients, now
         first = min((self.devices[i].next_active(now) for i in clients), default=math.inf)
@@ -89,10 +90,10 @@ class Clock:
         seconds = device.latency + request.nbytes / device.down + up / device.up
         samples = self._gradients * self._samples(instruction)
         end = now + seconds + samples * device.seconds_per_sample
-        gone = device.until(now)
+        departure = device.until(now)
         return (
-            End(gone, instruction.client, is_lost=True)
-            if gone < end
+            End(departure, instruction.client, is_lost=True)
+            if departure < end
             else End(end, instruction.client)
         )
 

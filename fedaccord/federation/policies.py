@@ -114,9 +114,9 @@ class Buffered(FullRound):
             return self._simulated(s, wanted, self.clock)
         assert isinstance(self.fleet, MessageFleet)
         self.release(s)
-        ended = self.fleet.receive([visit.client for visit in s.visits], wanted)
-        requests, rest = self._split(s, ended)
-        return Collected(s._replace(visits=rest), requests, ended.items())
+        outcomes = self.fleet.receive([visit.client for visit in s.visits], wanted)
+        requests, rest = self._split(s, outcomes)
+        return Collected(s._replace(visits=rest), requests, outcomes.items())
 
     def _simulated(self, s: RoundState, wanted: int, clock: Clock) -> Collected:
         """Visits are computed at their end, as nothing reads them before."""
@@ -124,13 +124,13 @@ class Buffered(FullRound):
         lost = {visit.client: clock.lost(visit) for visit in s.visits if visit.is_lost}
         arriving = [end for end in ends if end[1] not in lost]
         step = (arriving[:wanted] or ends or [(s.clock, -1)])[-1]
-        done = {i: end for end, i in ends if (end, i) <= step}
-        requests, rest = self._split(s, done)
+        end_of = {i: end for end, i in ends if (end, i) <= step}
+        requests, rest = self._split(s, end_of)
         self.release(s)
         trained = [it for it in requests if it.instruction.client not in lost]
-        away = ((i, line) for i, line in lost.items() if i in done)
+        away = ((i, line) for i, line in lost.items() if i in end_of)
         replies = chain(self.fleet.train(trained, self.timeout), away)
-        return Collected(s._replace(clock=step[0], visits=rest), requests, replies, done)
+        return Collected(s._replace(clock=step[0], visits=rest), requests, replies, end_of)
 
     def _filled(self, s: RoundState, available: Sequence[int]) -> RoundState:
         """The state with visits of round t in the free slots; nodes receive requests at once."""
@@ -157,11 +157,11 @@ class Buffered(FullRound):
         return s._replace(visits=tuple(every))
 
     def _split(
-        self, s: RoundState, done: Container[int]
+        self, s: RoundState, clients: Container[int]
     ) -> tuple[list[TrainRequest], tuple[Visit, ...]]:
-        """The requests of the ended visits, and the remaining visits."""
-        requests = self.session.requests_of(visit for visit in s.visits if visit.client in done)
-        return requests, tuple(visit for visit in s.visits if visit.client not in done)
+        """The requests of these clients' visits, and the remaining visits."""
+        requests = self.session.requests_of(visit for visit in s.visits if visit.client in clients)
+        return requests, tuple(visit for visit in s.visits if visit.client not in clients)
 
 
 def check_buffered(method: Method) -> None:

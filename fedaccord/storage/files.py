@@ -15,7 +15,7 @@ BESIDE = re.compile(r"\..+\.(?:csv|json|safetensors|toml)\.[0-9]+")  # unfinishe
 def replace(path: Path, content: bytes, *, durable: bool = False) -> None:
     """Write a file atomically: readers see its whole old or its whole new content.
 
-    durable: after a power failure the new one, where the file system can promise that. A link stays
+    durable: after a power failure the new one, if the file system can promise that. A link stays
     one; what is no file, as /dev/stdout, is written to. Raises OSError, which names the file.
     """
     path = path.resolve()

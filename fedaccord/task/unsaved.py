@@ -1,8 +1,8 @@
 """What a module has beside its state dict: buffers with ``persistent=False``, and attributes.
 
 They are part of how the module is built: no message and no file has them. A visit of a client and
-an evaluation begin with their initial values, all of them, so that nothing passes from one client
-to the next and a cache agrees with its key. PyTorch's own modules change no attribute, unless they
+an evaluation begin with the initial values of all of them: nothing passes from one client to the
+next, and a cache agrees with its key. PyTorch's own modules change no attribute, unless they
 have hooks; attributes of classes, and the insides of objects that are no tensor, array, list, dict,
 set, deque or tuple, are left as they are.
 """

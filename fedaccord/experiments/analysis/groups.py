@@ -1,7 +1,7 @@
 """Groups of runs: those that differ only in their seed are one group, with a spread.
 
 Other data, files or code behind equal settings are another group; what is unknown, as in runs of
-earlier versions, is no difference where only one is known. A seed counts once: runs that repeat it
+earlier versions, is no difference if only one is known. A seed counts once: runs that repeat it
 are no replicates, even if they differ in the last bits.
 """
 
@@ -65,7 +65,7 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
 
 
 def _of_same_contents(runs: Sequence[Run]) -> dict[tuple[tuple[str, str], ...], list[Run]]:
-    """The runs by what their equal settings only name, where that differs: the hashes by key."""
+    """The runs by what their equal settings only name, if that differs: the hashes by key."""
     several = _several(runs)
     by_contents: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in runs:

@@ -5,7 +5,7 @@ specify. Its columns are all combinations of a choice from each of its ``axes``.
 the preset of its name, or from ``preset``, or in columns that match a pattern of ``presets`` from
 another one; the file's table ``run``, the column's choices and the row's ``set`` change that
 preset, in this order. ``paper`` holds the paper's accuracies in percent: of all columns, or by the
-columns' names; [mean, spread] where the spread is printed, nan where the paper prints a dash. Its
+columns' names; [mean, spread] if the spread is printed, nan if the paper prints a dash. Its
 other numbers are in ``more``, by the names of `measures`; ``targets`` has the accuracy, in percent,
 to which costs are counted, by patterns of columns. Elsewhere it is the paper's FedAvg.
 """
