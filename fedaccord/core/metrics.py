@@ -206,6 +206,7 @@ def check_alike(predictions: Tensor, targets: Tensor) -> None:
 
 OUTPUT, PERSONAL = "client-", "personal-"  # prefixes of the clients' metrics, by model
 WORST, STD = "-worst-tenth", "-std"  # suffixes of the spread of a metric over the clients
+NODES, BROADCAST = "-nodes", "-broadcast"  # suffixes: of the nodes' models, of the broadcast model
 TENTH = 10  # one in ten clients, at least one, is among the worst
 MIN = "min"
 BETTER = {"loss": MIN, **{name: metric.better for name, metric in METRICS.items()}}

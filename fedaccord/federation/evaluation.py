@@ -5,7 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-from fedaccord.core.metrics import METRICS, NAME, OUTPUT, PERSONAL, SHARE, over_clients
+from fedaccord.core.metrics import (
+    BROADCAST,
+    METRICS,
+    NAME,
+    NODES,
+    OUTPUT,
+    PERSONAL,
+    SHARE,
+    STD,
+    over_clients,
+)
 from fedaccord.core.options import listed
 from fedaccord.core.request import EvaluateRequest
 from fedaccord.core.rounds import RoundState
@@ -52,9 +62,9 @@ def evaluate_at_server(
         nodes = [metrics(w_i) for w_i in output]
         for name in (name for name, value in nodes[0].items() if not isinstance(value, list)):
             values = [node[name] for node in nodes]
-            row |= {f"{name}-nodes": fmean(values), f"{name}-nodes-std": pstdev(values)}
+            row |= {f"{name}{NODES}": fmean(values), f"{name}{NODES}{STD}": pstdev(values)}
     elif not topology.is_decentralised and output is not s.w:
-        row |= {f"{name}-broadcast": value for name, value in metrics(s.w).items()}
+        row |= {f"{name}{BROADCAST}": value for name, value in metrics(s.w).items()}
     return row
 
 

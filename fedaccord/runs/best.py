@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.config import RunConfig
+from fedaccord.core.metrics import BROADCAST, NODES, PERSONAL, WORST
 from fedaccord.core.options import did_you_mean
 from fedaccord.federation.method import Method
 from fedaccord.federation.round import Round
@@ -15,8 +16,8 @@ from fedaccord.federation.session import Session
 from fedaccord.runs.metrics import METRIC, NAMED, best
 
 BEST = "best.safetensors"  # in a run directory
-LATER = ("personal-", "-nodes")  # in names of metrics that the untrained model does not have
-ENDS = ("-worst-tenth", "-broadcast")  # of names of metrics
+LATER = (PERSONAL, NODES)  # in names of metrics that the untrained model does not have
+ENDS = (WORST, BROADCAST)  # of names of metrics
 
 
 class Best:
@@ -127,9 +128,9 @@ def _needs(config: RunConfig, metric: str, metrics: str) -> str:
         return "validation=0" if at == "test" else "validation above 0"
     if at == "train" and not config.eval_train:
         return "eval-train=true"
-    if metric.endswith("-nodes") and not (graph.is_decentralised and graph.eval_nodes):
+    if metric.endswith(NODES) and not (graph.is_decentralised and graph.eval_nodes):
         return "gossip.topology and gossip.eval-nodes=true"
-    if metric.endswith("-broadcast") and (
+    if metric.endswith(BROADCAST) and (
         graph.is_decentralised or type(method).output_model is Method.output_model
     ):
         return "a method that returns another model than the one it broadcasts"

@@ -36,6 +36,7 @@ DIFFERENCE = "-1 to 1"  # a unit, displayed in percent, as SHARE
 WINDOW = 10  # last evaluations behind a window mean
 LAST, MEAN, BEST = "-last", f"-mean-of-last-{WINDOW}", "-best"  # endings of keys of the summary
 AT = re.compile(r"-at-(\d+(?:\.\d+)?)$")  # of a sweep's metrics: simulated seconds
+DERIVED_SUFFIXES = ("-broadcast", "-nodes", "-std")  # as in core.metrics
 SPLITS = ("test", "validation", "client")
 RANKED = tuple(  # runs are ranked by the first that they have
     f"{split}-{name}" for name in (*NAMED, "loss") for split in SPLITS
@@ -97,8 +98,9 @@ def of_kind(kind: str) -> list[str]:
 def own(columns: Iterable[str]) -> list[str]:
     """The metrics of the user's own functions, or ClientApp, among the columns of metrics.csv."""
     splits = tuple(f"{split}-" for split in (*SPLITS, "personal", "train"))
-    more = ("-broadcast", "-nodes", "-std")  # of the same functions
-    named = (name for name in columns if name.startswith(splits) and not name.endswith(more))
+    named = (
+        name for name in columns if name.startswith(splits) and not name.endswith(DERIVED_SUFFIXES)
+    )
     return [name for name in named if name not in METRIC]
 
 

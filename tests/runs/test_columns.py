@@ -12,11 +12,13 @@ import pytest
 from fedaccord import engine
 from fedaccord.cli.columns import columns_markdown, columns_tables
 from fedaccord.config import RunConfig
+from fedaccord.core.metrics import BROADCAST, NODES, STD
 from fedaccord.core.request import StateLost
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.metrics import client_rows
 from fedaccord.runs import RunDirectory, flatten
 from fedaccord.runs.metrics import (
+    DERIVED_SUFFIXES,
     EVALUATED,
     METRIC,
     METRICS,
@@ -113,6 +115,10 @@ def test_a_metric_has_a_direction_and_a_unit() -> None:
     assert metric_of("test-accuracy-mean-of-last-10") == metric_of("test-accuracy-last")
     assert metric_of("test-accuracy-nodes-best") == "test-accuracy-nodes"
     assert metric_of("test-accuracy") == metric_of("rounds-last") == ""
+
+
+def test_the_suffixes_of_metrics_agree_with_those_of_the_core() -> None:
+    assert DERIVED_SUFFIXES == (BROADCAST, NODES, STD)
 
 
 def test_no_other_module_derives_the_kind_of_a_metric_from_its_name() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedaccord import config
 from fedaccord.config import RunConfig
-from fedaccord.core.metrics import METRICS, OUTPUT, PERSONAL
+from fedaccord.core.metrics import METRICS, OUTPUT, PERSONAL, WORST
 from fedaccord.core.options import check_option, did_you_mean, option, options
 from fedaccord.experiments.sweep import space
 from fedaccord.experiments.sweep.configuration import Configuration
@@ -24,7 +24,7 @@ MEASURES = (
     *METRICS,
     "loss",
     f"{OUTPUT}loss",
-    f"{OUTPUT}accuracy-worst-tenth",
+    f"{OUTPUT}accuracy{WORST}",
     *(f"{of}{name}" for of in (PERSONAL, OUTPUT) for name in METRICS),
 )
 SAME = {"threads": 1}  # for the same last bits of a trial on every machine

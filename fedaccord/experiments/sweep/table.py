@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedaccord import config
+from fedaccord.core.metrics import STD
 from fedaccord.experiments.analysis.groups import TEST, Group
 from fedaccord.experiments.analysis.ranking import Spread, costs_of, to_target, usual_target
 from fedaccord.experiments.analysis.table import TO_TARGET, cost_heading
@@ -115,7 +116,7 @@ def costs_table(tests: Sequence[Group], metric: str, target: float) -> pd.DataFr
         )
         for cost in costs_of(tests):
             key = cost + TO_TARGET
-            row |= {key: spent[cost].mean, f"{key}-std": spent[cost].std}
+            row |= {key: spent[cost].mean, f"{key}{STD}": spent[cost].std}
         row["reached"] = f"{spent['round'].number} of {len(group.runs)}"
     return pd.DataFrame.from_dict(rows, orient="index")
 
@@ -148,7 +149,7 @@ def _by_seed(winner: Winner, tests: Sequence[Trial], metric: str) -> dict[int, f
 def as_text(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """The winners' heading and rows for people: 97.00 ± 0.51% for a mean and its standard
     deviation, the method and its test metric first."""
-    place = next(str(name) for name in table if f"{name}-std" in table)  # that of the tests
+    place = next(str(name) for name in table if f"{name}{STD}" in table)  # that of the tests
     metric = metric_of(column(place.removeprefix(f"{TEST}-"), TEST))
     text = pd.DataFrame({"algo": table["algo"]})
     for name in [
@@ -156,15 +157,15 @@ def as_text(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
         *table.columns.drop(["algo", "trial", "target", place, SEEDS], errors="ignore"),
         "trial",
     ]:
-        if name.endswith("-std"):
+        if name.endswith(STD):
             continue
-        stds = table.get(f"{name}-std", [math.nan] * len(table))
+        stds = table.get(f"{name}{STD}", [math.nan] * len(table))
         cells = [*zip(table[name], stds, strict=True)]
         if name.endswith(TO_TARGET):
             to = cost_heading(name, metric, table["target"].iloc[0])
             text[to] = [text_of(Spread(value, std, 0)) for value, std in cells]
             continue
-        of_metric = f"{name}-std" in table or name.startswith("validation-")
+        of_metric = f"{name}{STD}" in table or name.startswith("validation-")
         text[name] = [_cell(value, std, is_share(metric) and of_metric) for value, std in cells]
     text["seeds"] = [f"{n} ({each})" for n, each in zip(text["seeds"], table[SEEDS], strict=True)]
     heading = [str(n).replace(MEAN, f", last {WINDOW}").replace("-", " ") for n in text]
@@ -188,7 +189,7 @@ def written(metric: str, value: float) -> str:
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
     return {
         name: fmean(values) if values else math.nan,
-        f"{name}-std": stdev(values) if len(values) > 1 else math.nan,
+        f"{name}{STD}": stdev(values) if len(values) > 1 else math.nan,
     }
 
 
