@@ -17,7 +17,7 @@ from fedaccord.core.options import did_you_mean
 from fedaccord.core.rounds import sum_dtype
 
 NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")  # of a metric, in messages
-SHARE = "0 to 1"  # a unit; people read it in percent
+SHARE_UNIT = "0 to 1"  # a unit; people read it in percent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedaccord.core.options import listed
 
-LARGE = 2**20  # bytes from which a copy on a side stream is worth its kernel launches
+SIDE_STREAM_BYTES = 2**20  # above this size a copy on a side stream is worth its kernel launches
 PIECE = 2**17  # elements; several pieces of this size fit into a core's cache
 Vector = Tensor  # (..., d): all parameters of a model, of one client (d,) or of a cohort (n, d)
 Number = float | Tensor  # a tensor () may be on a device that has not computed it yet
@@ -95,7 +95,8 @@ def to_device(v: Vector, device: torch.device | str) -> Vector:
         return v
     if v.is_cpu and device.type == "cuda":
         pinned = v.pin_memory()
-        return beside(pinned, device) if v.nbytes > LARGE else pinned.to(device, non_blocking=True)
+        is_large = v.nbytes > SIDE_STREAM_BYTES
+        return beside(pinned, device) if is_large else pinned.to(device, non_blocking=True)
     return v.to(device, non_blocking=v.is_cuda)
 
 

@@ -18,7 +18,7 @@ from fedaccord.data.kind import Decoded, Kind, ReadOptions, Source, check_fits, 
 
 log = logging.getLogger("flwr")  # what a run prints
 
-BYTES = "bytes"  # the tokenizer that needs no vocabulary of its own
+BYTE_TOKENIZER = "bytes"  # the tokenizer that needs no vocabulary of its own
 PADDING = 0  # the id that fills a text up
 SUFFIXES = (".csv", ".jsonl")
 TEST_EVERY = 5  # rows of one file without a column `split`
@@ -53,7 +53,7 @@ def find(root: Path, reading: ReadOptions) -> Source:
             f"text: expected a file called *.csv or *.jsonl, got {wrong[0]}: rename it"
         )
     code: list[Path] = []
-    if reading.tokenizer != BYTES:  # a change of its code is one of the data
+    if reading.tokenizer != BYTE_TOKENIZER:  # a change of its code is one of the data
         code = named.files("tokenizer", reading.tokenizer)
     return Source((*files, *code), partial(decode, files, reading))
 
@@ -97,7 +97,7 @@ def tokenizer_of(name: str) -> Tokenizer:
 
     Raises ValueError, in one line, for anything else.
     """
-    if name == BYTES:
+    if name == BYTE_TOKENIZER:
         return Tokenizer(lambda text: [byte + 1 for byte in text.encode()], 257)
     target = named.load("tokenizer", name)
     function, size = getattr(target, "encode", target), getattr(target, "vocab_size", None)

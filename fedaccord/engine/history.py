@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-SHOWN = ("test-accuracy", "test-loss", "train-loss")  # of the last round, in a History's repr
+REPR_METRICS = ("test-accuracy", "test-loss", "train-loss")  # of the last round
 
 
 class History(NamedTuple):
@@ -35,7 +35,7 @@ class History(NamedTuple):
         """One line, without the weights."""
         last = self.metrics.iloc[-1]
         d = sum(tensor.numel() for tensor in self.model.values())
-        ends = [f"{name} {last[name]:.4g}" for name in SHOWN if name in last]
+        ends = [f"{name} {last[name]:.4g}" for name in REPR_METRICS if name in last]
         words = [f"{last['round']:.0f} rounds", f"{len(self.clients)} clients", f"{d:,} parameters"]
         return f"History({', '.join(words + ends)})"
 

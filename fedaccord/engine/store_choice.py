@@ -13,7 +13,7 @@ from fedaccord.task import Task
 
 log = logging.getLogger("flwr")
 
-SHARE = 1 / 2  # share of the free memory that states may use
+FREE_MEMORY_SHARE = 1 / 2  # that states may use
 PLACES = ("in memory", "on disk")
 
 
@@ -30,8 +30,8 @@ def choose(
     setting: str, method: Method, num_clients: int, rounds: int, vector: int, drawn: bool = True
 ) -> StorageChoice:
     """memory or disk as set; auto: disk if the states of the clients that the rounds can visit
-    need more than `SHARE` of the free memory. vector: bytes of a vector of d; drawn: cohorts are
-    drawn, not given."""
+    need more than `FREE_MEMORY_SHARE` of the free memory. vector: bytes of a vector of d; drawn:
+    cohorts are drawn, not given."""
     visited = num_clients
     if drawn and method.sampling == "fixed" and not method.topology.is_decentralised:
         visited = min(num_clients, rounds * method.cohort_size(num_clients))
@@ -41,7 +41,7 @@ def choose(
             setting == "disk", size, f"client states {PLACES[setting == 'disk']}: as set"
         )
     free = free_memory()
-    on_disk = size > SHARE * free
+    on_disk = size > FREE_MEMORY_SHARE * free
     why = f"up to {size / 1e9:,.1f} GB of {visited:,} clients, {free / 1e9:,.1f} GB of memory free"
     return StorageChoice(on_disk, size, f"client states {PLACES[on_disk]}: {why}")
 

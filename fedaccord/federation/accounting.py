@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 INTERVAL = 1e-3  # grid of the privacy losses: epsilon is an upper bound, by less than 0.01%
-WEAK = 0.3  # noise multiplier; below it losses grow as 1 / z^2, and the grid with them
+WEAK_NOISE_MULTIPLIER = 0.3  # below it losses grow as 1 / z^2, and the grid with them
 TOLERANCE = 1e-4  # of the search for a noise multiplier; relative below 1
 
 
@@ -59,7 +59,7 @@ def _loss(z: float, q: float) -> Any:
     return dp.pld.privacy_loss_distribution.from_gaussian_mechanism(
         z,
         sampling_prob=q,
-        value_discretization_interval=INTERVAL * max(1.0, (WEAK / z) ** 2),
+        value_discretization_interval=INTERVAL * max(1.0, (WEAK_NOISE_MULTIPLIER / z) ** 2),
         neighboring_relation=dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
     )
 

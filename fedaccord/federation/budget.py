@@ -10,7 +10,7 @@ from fedaccord.federation.accounting import Accountant, noise_multiplier
 log = logging.getLogger("flwr")
 
 OR_END = "it, or end the run here"  # the remedy if a run that resumes has spent its budget
-LOUD = 20  # times the norm of the mean upload, above which to warn about noise
+NOISE_WARNING_RATIO = 20  # times the norm of the mean upload, above which to warn about noise
 
 
 def accountant(privacy: Privacy, delta: float) -> Accountant:
@@ -94,7 +94,7 @@ class Budget:
                 "published in the clear; lower it", delta, 1 / num_clients
             )  # fmt: skip
         noise = z * math.sqrt(numbers) / (math.sqrt(clients) if guarantee.local else clients)
-        if noise > LOUD:
+        if noise > NOISE_WARNING_RATIO:
             log.warning(
                 "dp: the noise of a round is %.0f times as long as the longest mean update: use a "
                 "smaller model (as model=linear), more clients, fewer rounds or more epsilon", noise

@@ -23,7 +23,7 @@ SIGMAS = {"ms_per_sample": 0.6, "up_kbps": 1.0, "down_kbps": 1.0, "latency_ms": 
 REQUIRED = ("client", "ms_per_sample", "up_kbps", "down_kbps")
 OPTIONAL = ("latency_ms", "active", "period_s")
 BITS = 8
-SLOWEST, MOST = 1e-3, 1e15  # smallest link, in kbps; largest number in a file
+MIN_KBPS, MAX_NUMBER = 1e-3, 1e15  # smallest link, in kbps; largest number in a file
 
 
 class Profiles:
@@ -149,9 +149,9 @@ def _of_row(client: int, row: Mapping[str | None, Any]) -> Device:
     for name in REQUIRED[1:]:
         if name not in values:
             raise ValueError(f"expected {name} of client {client}, got none")
-        if name != "ms_per_sample" and values[name] < SLOWEST:
+        if name != "ms_per_sample" and values[name] < MIN_KBPS:
             raise ValueError(
-                f"expected {name} of client {client} of at least {SLOWEST:g}, got {row[name]}"
+                f"expected {name} of client {client} of at least {MIN_KBPS:g}, got {row[name]}"
             )
     period = _number(client, "period_s", row["period_s"]) if row.get("period_s") else 0.0
     active = tuple(_interval(client, text) for text in (row.get("active") or "").split())
@@ -184,8 +184,10 @@ def _number(client: int, name: str, text: str | None) -> float:
         value = float(text or "")
     except ValueError:
         value = math.nan
-    if not 0 <= value <= MOST:
-        raise ValueError(f"expected {name} of client {client} from 0 to {MOST:g}, got {text!r:.40}")
+    if not 0 <= value <= MAX_NUMBER:
+        raise ValueError(
+            f"expected {name} of client {client} from 0 to {MAX_NUMBER:g}, got {text!r:.40}"
+        )
     return value
 
 

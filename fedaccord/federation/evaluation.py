@@ -12,7 +12,7 @@ from fedaccord.core.metrics import (
     NODES,
     OUTPUT,
     PERSONAL,
-    SHARE,
+    SHARE_UNIT,
     STD,
     over_clients,
 )
@@ -31,7 +31,7 @@ log = logging.getLogger("flwr")
 EMPTY = "no samples"  # status of a client's evaluation, beside OK and reasons for none
 RANGES = {  # of what clients report
     "loss": (-MAX_LOSS, MAX_LOSS),
-    **{name: (0.0, 1.0) for name, metric in METRICS.items() if metric.unit == SHARE},
+    **{name: (0.0, 1.0) for name, metric in METRICS.items() if metric.unit == SHARE_UNIT},
 }
 LARGEST_METRIC = 1e30  # ranges of metrics with other names
 Evaluate = Callable[[int, Vector, Vector | None], Mapping[str, Any]]

@@ -37,7 +37,7 @@ from fedaccord.storage.mapped import SpillPast
 log = logging.getLogger("flwr")
 
 OnRound = Callable[[Round], None]
-SHOWN = ("train-loss", "replies", "dp-epsilon", "clock", "seconds")  # in a round's line of the log
+LOGGED_METRICS = ("train-loss", "replies", "dp-epsilon", "clock", "seconds")  # of each round
 
 
 class Run:
@@ -271,7 +271,7 @@ class Run:
         shown = {
             name: value
             for name, value in round.metrics.items()
-            if name in SHOWN or (name in values and not name.endswith((WORST, STD)))
+            if name in LOGGED_METRICS or (name in values and not name.endswith((WORST, STD)))
             if not isinstance(value, list)  # Flower's metrics may be
         }
         words = [*(f"{name} {value:.4g}" for name, value in shown.items()), left(number)]

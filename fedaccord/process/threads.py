@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Model = nn.Module | FlatModel
 
-PER_THREAD = 50_000_000  # multiplications of a batch: some milliseconds a step
+MULTIPLICATIONS_PER_THREAD = 50_000_000  # of a batch: some milliseconds a step
 POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # how OpenMP's threads wait
 
 
@@ -90,7 +90,8 @@ def of_task(wanted: int, task: "Task", strategy: "FederatedStrategy", workers: i
 
 
 def choose(wanted: int, model: "Model", sample: Any, batch_size: int) -> Threads:
-    """``wanted`` threads, or for 0 one for each `PER_THREAD` of a batch's work, up to the cores.
+    """``wanted`` threads, or for 0 one for each `MULTIPLICATIONS_PER_THREAD` of a batch, up to the
+    cores.
 
     sample: inputs of one sample, (1, ...), for the module. Raises ValueError as `check`.
     """
@@ -100,10 +101,10 @@ def choose(wanted: int, model: "Model", sample: Any, batch_size: int) -> Threads
     if wanted:
         return Threads(wanted, "as set")
     work = batch_size * multiplications(model, sample)
-    if work < 2 * PER_THREAD:
+    if work < 2 * MULTIPLICATIONS_PER_THREAD:
         return Threads(1, f"the model is small ({work:,} multiplications a batch)")
     free = min(torch.get_num_threads(), cores())  # the first knows OMP_NUM_THREADS, which Ray sets
-    number = min(free, work // PER_THREAD)
+    number = min(free, work // MULTIPLICATIONS_PER_THREAD)
     if free <= number:
         return Threads(free, "all that this process may use")
     return Threads(number, f"{work / 1e6:,.0f} million multiplications a batch")

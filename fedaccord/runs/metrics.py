@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-MAX, SHARE, LOSS = "max", "0 to 1", "of the loss (nats)"  # the last two are units
+MAX, SHARE_UNIT, LOSS_UNIT = "max", "0 to 1", "of the loss (nats)"  # the last two are units
 NAMED: dict[str, dict[str, Any]] = tomllib.loads(  # not imported from core, which loads PyTorch
     Path(__file__).parents[1].joinpath("core", "metrics.toml").read_text(encoding="utf-8")
 )
@@ -32,7 +32,7 @@ class Column(NamedTuple):
 
 EVALUATED, SUMMED = "evaluated", "summed"
 METRIC_NAME = "<metric>"
-DIFFERENCE = "-1 to 1"  # a unit, displayed in percent, as SHARE
+DIFFERENCE_UNIT = "-1 to 1"  # a unit, displayed in percent, as SHARE_UNIT
 WINDOW = 10  # last evaluations behind a window mean
 LAST, MEAN, BEST = "-last", f"-mean-of-last-{WINDOW}", "-best"  # endings of keys of the summary
 AT = re.compile(r"-at-(\d+(?:\.\d+)?)$")  # of a sweep's metrics: simulated seconds
@@ -117,11 +117,11 @@ def best(metric: str) -> Callable[[Iterable[float]], Any]:
 
 
 def is_share(metric: str) -> bool:
-    return metric in METRIC and METRIC[metric].unit in (SHARE, DIFFERENCE)
+    return metric in METRIC and METRIC[metric].unit in (SHARE_UNIT, DIFFERENCE_UNIT)
 
 
 def is_loss(metric: str) -> bool:
-    return metric in METRIC and METRIC[metric].unit == LOSS
+    return metric in METRIC and METRIC[metric].unit == LOSS_UNIT
 
 
 def metric_of(key: str) -> str:

@@ -18,7 +18,7 @@ from fedaccord.storage.store import Memory, MissingStateError, Store, Version, v
 
 log = logging.getLogger("flwr")
 
-LARGE = 2**20  # bytes of a state from which it has pages of its own
+OWN_PAGES_BYTES = 2**20  # bytes of a state from which it has pages of its own
 # private to this process: shareable pages take twice the time on some systems
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 SHARD = 2**26  # bytes of a file, unless a slot is larger
@@ -126,7 +126,7 @@ class PageStore(InProcessStore):
 
     def _place(self, size: int) -> Tensor | mmap.mmap | None:
         """Memory of ``size`` bytes; None: the state stays where it is."""
-        return mmap.mmap(-1, size, **PRIVATE) if size >= LARGE else None
+        return mmap.mmap(-1, size, **PRIVATE) if size >= OWN_PAGES_BYTES else None
 
     def _form(self, state: Any) -> Any:
         """The structure of a state; one object for all states of the same structure."""

@@ -9,7 +9,7 @@ from fedaccord.data.datasets import DATASETS, MAX_IMAGE_SIZE
 from fedaccord.data.function import FUNCTIONS
 from fedaccord.data.kind import ReadOptions
 from fedaccord.data.partition import MAX_ALPHA, REPLACEMENTS, SCHEMES
-from fedaccord.data.text import BYTES
+from fedaccord.data.text import BYTE_TOKENIZER
 from fedaccord.task import losses, models
 from fedaccord.task.models import NAMES
 
@@ -48,7 +48,7 @@ class TaskConfig:
     tokenizer: str = option(
         "bytes",
         "text: the tokenizer, a function of a text, or an object with `encode`",
-        choices=[BYTES],
+        choices=[BYTE_TOKENIZER],
         also=named.Functions(),
         only={"dataset": ["text", FUNCTIONS]},
     )

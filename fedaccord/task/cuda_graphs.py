@@ -33,7 +33,7 @@ log = logging.getLogger("flwr")
 Work = Callable[[], None]  # reads and writes buffers alone
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-MOST = 16  # shapes of a model that are recorded
+MAX_SHAPES = 16  # shapes of a model that are recorded
 BRANCHES = 16  # clients whose kernels may run beside each other
 WARM_UP = 3  # calls before a recording, in which libraries choose and allocate
 LIBRARIES = ("torch", "torchvision", "fedaccord")  # their modules do nothing in Python but call
@@ -92,7 +92,7 @@ class GradientGraphs:
         self.points[:m].copy_(points)
         if not self._tried:
             self._tried, self.can_record = True, not self._draws(graph)
-        if len(self.graphs) < MOST:
+        if len(self.graphs) < MAX_SHAPES:
             self.graphs[key] = graph
         if graph.replay is None and self.visits > 1 and key in self.graphs and self.can_record:
             self._record(graph)

@@ -18,7 +18,7 @@ from fedaccord.task.unsaved import Unsaved, views_of_weights
 
 log = logging.getLogger("flwr")
 
-LARGE = 2**24  # bytes of a model above which a visit saves memory
+LARGE_MODEL_BYTES = 2**24  # bytes of a model above which a visit saves memory
 
 
 class FlatModel:
@@ -161,7 +161,7 @@ class FlatModel:
     @property
     def is_large(self) -> bool:
         """Whether a visit's memory is mostly vectors, of which `take` then saves two."""
-        return self.w.is_cpu and self.w.nbytes >= LARGE and self.is_plain
+        return self.w.is_cpu and self.w.nbytes >= LARGE_MODEL_BYTES and self.is_plain
 
     def load(self, w: Tensor) -> None:
         """Begin a visit or an evaluation at ``w`` (d,), with the `unsaved` values as at first.

@@ -40,10 +40,10 @@ from fedaccord.task.sources import (
 log = logging.getLogger("flwr")
 
 TRAIN_NAMES = {"loss": "train-loss-of-model"}  # train-loss is of the local models during training
-SHOWN = 1000  # clients whose classes are counted
+COUNTED_CLIENTS = 1000  # clients whose classes are counted
 DEAL = 2  # of the draw of the clients' test samples, beside the seed
-FEW = 2**20  # values of a client's samples up to which they are prepared once per round
-SHARE = 1 / 4  # of a GPU's free memory that samples may use; larger sets stay on the host
+MAX_PREPARED_VALUES = 2**20  # of a client whose samples are prepared once per round
+GPU_MEMORY_SHARE = 1 / 4  # of the free memory, for samples; larger sets stay on the host
 AHEAD_ON_GPU = 2**25  # as AHEAD, for a GPU, to save launches
 
 
@@ -94,14 +94,14 @@ class Task:
     @cached_property
     def _near(self) -> tuple[Clients | SourceClients, Samples | TestSource | None]:
         """The clients' samples and the test samples, from which batches are cut: on the device if
-        they need at most `SHARE` of its free memory."""
+        they need at most `GPU_MEMORY_SHARE` of its free memory."""
         device, test = torch.device(self.device), self.test
         if device.type != "cuda" or isinstance(self.clients, SourceClients):
             return self.clients, test
         tensors = test if isinstance(test, tuple) else ()
         size, free = self.clients.nbytes, torch.cuda.mem_get_info(device)[0]
         size += sum(part.nbytes for part in tensors)
-        if size > SHARE * free:
+        if size > GPU_MEMORY_SHARE * free:
             line = "samples stay on the host: %.1f GB, and %.1f GB of %s are free"
             log.info(line, size / 1e9, free / 1e9, device)
             return self.clients, test
@@ -270,7 +270,7 @@ class Task:
             yield self.prepare(x, dtype), as_floats(y, dtype)
 
     def class_counts(self) -> list[list[int]] | None:
-        """Training samples of each class, a row for each of the first `SHOWN` clients; None if
+        """Training samples of each class, a row for each of the first `COUNTED_CLIENTS`; None if
         clients have samples of their own, or these have no classes."""
         if isinstance(self.clients, SourceClients):
             return None
@@ -280,7 +280,8 @@ class Task:
         if not has_classes(y.numpy()):
             return None
         labels, classes = y.numpy(), self.card["arguments"]["classes"]
-        return [np.bincount(labels[part], minlength=classes).tolist() for part in parts[:SHOWN]]
+        some = parts[:COUNTED_CLIENTS]
+        return [np.bincount(labels[part], minlength=classes).tolist() for part in some]
 
     def client_test(self, client: int) -> Samples | Source | None:
         """The test samples that a client evaluates on: its own, or as large a share of all as it
@@ -343,7 +344,7 @@ class TrainBatches:
     def _few(self) -> bool:
         """Whether all samples are prepared at once, before batches are cut."""
         alone = self.batch_size == 0 or self.task.augment is not None
-        return not alone and self.samples[0].numel() <= FEW
+        return not alone and self.samples[0].numel() <= MAX_PREPARED_VALUES
 
     @cached_property
     def _on_device(self) -> Samples:

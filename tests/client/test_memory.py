@@ -67,7 +67,7 @@ def test_a_scaffold_visit_holds_four_vectors_beside_a_large_model(
 ) -> None:
     """w^t, c, c_i and c - c_i in the steps; then w^t, c, c_i, dc_i and c_i+ without a gradient."""
     assert peak(loss) > 7.9  # a small one is copied, and keeps its memory
-    monkeypatch.setattr(flat_model, "LARGE", 0)
+    monkeypatch.setattr(flat_model, "LARGE_MODEL_BYTES", 0)
     assert 6 <= peak(loss) < 6.3
 
 
@@ -86,6 +86,6 @@ def test_a_large_model_gives_the_same_replies_and_keeps_none_of_them(
         return vectors
 
     expected = visits()
-    monkeypatch.setattr(flat_model, "LARGE", 0)
+    monkeypatch.setattr(flat_model, "LARGE_MODEL_BYTES", 0)
     for one, other in zip(visits(), expected, strict=True):
         assert all(map(torch.equal, one, other))

@@ -79,7 +79,7 @@ def test_large_vectors_go_beside_the_work(monkeypatch: pytest.MonkeyPatch) -> No
         sizes.append(pinned.numel())
         return pinned.to(device, non_blocking=True)
 
-    monkeypatch.setattr(vectors, "LARGE", 400)
+    monkeypatch.setattr(vectors, "SIDE_STREAM_BYTES", 400)
     monkeypatch.setattr(vectors, "beside", count)
     with fake_gpu(monkeypatch) as gpu:
         assert {vectors.to_device(torch.zeros(n), GPU).device for n in (100, 101)} == {GPU}

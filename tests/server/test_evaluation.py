@@ -15,7 +15,7 @@ from fedaccord.core.request import ModelSettings
 from fedaccord.engine import quiet
 from fedaccord.federation import evaluation, metrics, replies
 from fedaccord.federation.round import Round
-from fedaccord.runs.metrics import METRIC, METRICS, SHARE, TABLES
+from fedaccord.runs.metrics import METRIC, METRICS, SHARE_UNIT, TABLES
 from fedaccord.storage import store
 from fedaccord.strategies import FedDeper
 from fedaccord.task import load_task
@@ -90,7 +90,7 @@ def test_names_are_those_of_the_columns() -> None:
     assert set(metrics.SQUARED) == {name for name in squared if not name.startswith("consensus")}
     for name, (low, high) in evaluation.RANGES.items():
         unit = METRIC[f"personal-{name}"].unit
-        assert (unit == SHARE) == ((low, high) == (0, 1))
+        assert (unit == SHARE_UNIT) == ((low, high) == (0, 1))
 
 
 def test_clients_that_cannot_evaluate_are_one_line(warnings: list[str]) -> None:

@@ -48,7 +48,7 @@ def values(store: InProcessStore, client: int) -> Any:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_process, "SHARD", 1000)  # a few slots a file
-    monkeypatch.setattr(in_process, "LARGE", 1)
+    monkeypatch.setattr(in_process, "OWN_PAGES_BYTES", 1)
 
 
 @pytest.mark.usefixtures("small")

@@ -22,7 +22,7 @@ from fedaccord.engine import History
 from fedaccord.task import cohort_solver, cuda_graphs, solver
 from fedaccord.task.cohort_solver import CohortSolver, Stack
 from fedaccord.task.cuda_graphs import (
-    MOST,
+    MAX_SHAPES,
     WARM_UP,
     GradientGraphs,
     Work,
@@ -329,12 +329,12 @@ def test_shapes_beyond_the_limit_are_computed_without_recording(spy: Spy) -> Non
     model, graphs = graphs_in_use()
     point = model.w[None].clone()
     for _ in range(2):
-        for n in range(1, MOST + 3):
+        for n in range(1, MAX_SHAPES + 3):
             x, y = batches(1, n)
             g = torch.empty_like(point)
             assert graphs.gradient(x, y, point, g) is not None
             assert torch.equal(g[0], of_autograd(model, x[0], y[0], model.w)[1])
-    assert len(spy.clients) == len(graphs.graphs) == MOST
+    assert len(spy.clients) == len(graphs.graphs) == MAX_SHAPES
 
 
 # --- on a GPU that is there -----------------------------------------------------------------------

@@ -121,7 +121,7 @@ def test_batches_of_few_samples_are_those_of_many(monkeypatch: pytest.MonkeyPatc
 
     once: list[Tensor] = []
     few = batches(once)
-    monkeypatch.setattr("fedaccord.task.task.FEW", 0)
+    monkeypatch.setattr("fedaccord.task.task.MAX_PREPARED_VALUES", 0)
     monkeypatch.setattr("fedaccord.task.task.AHEAD", 0)
     each: list[Tensor] = []
     assert all(torch.equal(a, b) for a, b in zip(few, batches(each), strict=True))

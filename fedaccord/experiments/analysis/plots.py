@@ -18,7 +18,7 @@ from fedaccord.experiments.analysis.ranking import costs_of, final
 from fedaccord.runs.metrics import METRIC, column_of, is_share
 
 AXES = ("linear", "log y", "log x", "log both")  # x by pairs, y in turn: see draw.js
-SHOWN = 1000  # clients
+PLOTTED_CLIENTS = 1000  # largest number
 BLUE, ORANGE = "#0072b2", "#d55e00"
 
 SHORT = """
@@ -252,7 +252,7 @@ def _per_client(runs: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
     per = each[["good", "dropped"]].sum()
     per = per.assign(asked=per["good"] + per["dropped"])
     table = per.join(each["seconds"].agg(["min", "median", "max"])).reset_index("client")
-    return [table.loc[[i]].head(SHOWN).reset_index(drop=True) for i in range(len(runs))]
+    return [table.loc[[i]].head(PLOTTED_CLIENTS).reset_index(drop=True) for i in range(len(runs))]
 
 
 def _bars(source: bk.ColumnDataSource) -> Any:
