@@ -108,7 +108,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPU]:
         monkeypatch.setattr(name, lambda *_: nullcontext())
     for module in ("solver", "cuda_graphs"):  # as it has no driver
         monkeypatch.setattr(f"fedaccord.task.{module}.generators", lambda *_, **__: [])
-    name = "fedaccord.task.cuda_graphs.Recorder"
+    name = "fedaccord.task.cuda_graphs.GraphRecorder"
     monkeypatch.setattr(name, lambda _: lambda works: partial(run, works))
     _raw_constants.cache_clear()
     # the first backward pass of a process counts its devices; with one beside the CPU none of its

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fedaccord.experiments.analysis.groups import Group
-    from fedaccord.experiments.analysis.measures import Landscape, Measure, Options
+    from fedaccord.experiments.analysis.measures import Landscape, Measure, MeasureOptions
     from fedaccord.runs.reader import Run
 
 
@@ -73,10 +73,10 @@ def measure(
     fedaccord measure my-sweep --landscape surfaces.png
     """
     from fedaccord.experiments.analysis.figures import save_landscapes
-    from fedaccord.experiments.analysis.measures import FILE, Options
+    from fedaccord.experiments.analysis.measures import FILE, MeasureOptions
 
     _check(landscape, out)
-    options = Options(samples=samples, probes=probes, radius=radius)
+    options = MeasureOptions(samples=samples, probes=probes, radius=radius)
     console, reference = make_console(), reference and reference.expanduser()
     by_run: dict[Path, list[Measure]] = {}
     drawn: dict[str, Landscape] = {}
@@ -168,7 +168,7 @@ def _chosen(runs: list[Path], out: Path | None) -> "tuple[list[Group], bool]":
 def _measured(
     path: Path,
     place: "Mapping[str, Any]",
-    options: "Options",
+    options: "MeasureOptions",
     reference: Path | None,
     is_drawn: bool,
 ) -> "tuple[list[Measure], Landscape | None]":

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fedaccord.experiments.reproduce import Cell, Study, Table
-    from fedaccord.experiments.sweep.plan import Options
+    from fedaccord.experiments.sweep.plan import SweepOptions
 
 PAGE = "reproduction.md"
 
@@ -61,7 +61,7 @@ def reproduce(
     fedaccord reproduce fedinit-table3 --cells 'beta=0*' --seeds 2 --out ~/reproduce
     """
     from fedaccord.experiments.reproduce import Study, find, tables
-    from fedaccord.experiments.sweep.plan import Options
+    from fedaccord.experiments.sweep.plan import SweepOptions
 
     console, folder = make_console(), out and out.expanduser().absolute()
     with resumable(None if list_all or dry_run else folder):
@@ -79,7 +79,7 @@ def reproduce(
         study = Study.make(find(table), chosen, range(seeds), rounds, changes)
         for line in study.warnings():
             warn(line)
-        options = Options(workers=workers)
+        options = SweepOptions(workers=workers)
         if not study.table.is_run:
             _costs(console, study.table)
             return
@@ -119,7 +119,9 @@ def _costs(console: Console, table: "Table") -> None:
     console.print(f"{table.title}. {table.setting}", soft_wrap=True)
 
 
-def _run(console: Console, study: "Study", options: "Options", folder: Path, page: Path) -> None:
+def _run(
+    console: Console, study: "Study", options: "SweepOptions", folder: Path, page: Path
+) -> None:
     """Run the study; each finished run is printed and added to the page."""
     from fedaccord.experiments.reproduce import tables
     from fedaccord.experiments.reproduce.page import as_markdown
@@ -162,7 +164,7 @@ def _run(console: Console, study: "Study", options: "Options", folder: Path, pag
         stop(f"none of {len(reasons)} runs was completed: {reasons[0]}", 1)
 
 
-def _show(console: Console, study: "Study", options: "Options", folder: Path | None) -> None:
+def _show(console: Console, study: "Study", options: "SweepOptions", folder: Path | None) -> None:
     from fedaccord.config import RunConfig
     from fedaccord.experiments.reproduce.estimate import Estimate, gradients
 

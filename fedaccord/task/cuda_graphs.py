@@ -62,7 +62,7 @@ class GradientGraphs:
         self.loss, self.precision = loss, precision
         self.visits = 0
         self.graphs: dict[Any, _Graph] = {}
-        self.recorder: Recorder | None = None
+        self.recorder: GraphRecorder | None = None
         self.can_record = True
         self._tried = False
         self._hold(0)
@@ -113,7 +113,7 @@ class GradientGraphs:
         return bool(drawn)
 
     def _record(self, graph: _Graph) -> None:
-        self.recorder = self.recorder or Recorder(self.points.device)
+        self.recorder = self.recorder or GraphRecorder(self.points.device)
         try:
             graph.replay = self.recorder(graph.works)
         except torch.OutOfMemoryError:  # of many clients at the same time
@@ -203,7 +203,7 @@ def run(works: Sequence[Work]) -> None:
         work()
 
 
-class Recorder:
+class GraphRecorder:
     """Records works as CUDA graphs, which share their memory: one is replayed at a time."""
 
     def __init__(self, device: torch.device) -> None:

@@ -72,7 +72,7 @@ class Spy:
 def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
     """Instead of the recorder of a GPU."""
     recorder = Spy()
-    monkeypatch.setattr(cuda_graphs, "Recorder", lambda _: recorder)
+    monkeypatch.setattr(cuda_graphs, "GraphRecorder", lambda _: recorder)
     return recorder
 
 
@@ -227,7 +227,7 @@ def test_a_model_that_cannot_be_recorded_is_one_warning(
     def fails(works: Sequence[Work]) -> Work:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(cuda_graphs, "Recorder", lambda _: fails)
+    monkeypatch.setattr(cuda_graphs, "GraphRecorder", lambda _: fails)
     model, graphs = graphs_in_use()
     x, y = batches(2, 4)
     points = model.w.expand(2, -1).clone()
@@ -251,7 +251,7 @@ def test_clients_without_the_memory_for_branches_are_computed_in_turn(
             raise torch.OutOfMemoryError
         return partial(run, works)
 
-    monkeypatch.setattr(cuda_graphs, "Recorder", lambda _: fails)
+    monkeypatch.setattr(cuda_graphs, "GraphRecorder", lambda _: fails)
     model, graphs = graphs_in_use()
     for m in (2, 2, 1):
         x, y = batches(m, 4)
@@ -351,14 +351,14 @@ def test_graphs_on_a_gpu_leave_the_same_weights(
         for n in (9, 8, 8, 5)
     ]
     sizes: list[int] = []
-    record = cuda_graphs.Recorder.__call__
+    record = cuda_graphs.GraphRecorder.__call__
 
-    def counting(self: cuda_graphs.Recorder, works: Sequence[Work]) -> Work:
+    def counting(self: cuda_graphs.GraphRecorder, works: Sequence[Work]) -> Work:
         replay = record(self, works)
         sizes.append(len(works))
         return replay
 
-    monkeypatch.setattr(cuda_graphs.Recorder, "__call__", counting)
+    monkeypatch.setattr(cuda_graphs.GraphRecorder, "__call__", counting)
     weights = []
     for graphs in (True, False):
         if not graphs:
@@ -433,7 +433,7 @@ def test_a_layer_that_synchronises_is_one_warning_and_others_are_recorded(
 
 @gpu_only
 def test_dropout_on_a_gpu_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graphs, "Recorder", lambda _: pytest.fail("recorded"))
+    monkeypatch.setattr(cuda_graphs, "GraphRecorder", lambda _: pytest.fail("recorded"))
     data = [(torch.randn(8, 1, 4, 4), torch.arange(8) % 3)] * 2
     simulate(
         "fedavg", clients=data, model=network(nn.Dropout()), rounds=2, batch_size=4, device="cuda"

@@ -32,7 +32,7 @@ from fedaccord.task.solver import tf32_as
 FILE = "measures.json"  # in a run directory, if it was measured with others
 
 
-class Options(NamedTuple):
+class MeasureOptions(NamedTuple):
     samples: int = 2000  # training samples of curvature and landscape; 0: all
     probes: int = 20  # random vectors of the trace
     radius: float = 0.05  # L2, of sharpness
@@ -71,7 +71,7 @@ class Saved:
         self.model = self.task.model(self.settings)
         self.model.write_buffers(self.buffers)
 
-    def surface(self, options: Options) -> Surface:
+    def surface(self, options: MeasureOptions) -> Surface:
         """The loss over training samples of all clients, or over some drawn by the seed."""
         clients = self.task.clients
         assert isinstance(clients, Clients)
@@ -122,7 +122,9 @@ def saved_vectors(
     return vector(layout.names), vector(layout.buffer_names)
 
 
-def measure(saved: Saved, options: Options, reference: Path | None = None) -> Iterator[Measure]:
+def measure(
+    saved: Saved, options: MeasureOptions, reference: Path | None = None
+) -> Iterator[Measure]:
     """All measures that the run supports, one after another."""
     with tf32_as("float32", saved.w.device):
         yield from risk(saved, reference)
@@ -217,7 +219,7 @@ def duals(saved: Saved) -> Iterator[Measure]:
         )
 
 
-def shape(saved: Saved, options: Options) -> Iterator[Measure]:
+def shape(saved: Saved, options: MeasureOptions) -> Iterator[Measure]:
     """Curvature and sharpness of the training loss."""
     surface, w, generator = saved.surface(options), saved.w, saved.generator()
     product = surface.product(w)
@@ -239,7 +241,7 @@ class Landscape(NamedTuple):
     losses: Tensor  # (n, n)
 
 
-def landscape(saved: Saved, options: Options) -> Landscape:
+def landscape(saved: Saved, options: MeasureOptions) -> Landscape:
     """In filter-normalised directions."""
     surface, generator = saved.surface(options), saved.generator()
     one, two = (curvature.filter_normalised(surface.model, saved.w, generator) for _ in range(2))

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from fedaccord.config import RunConfig
 from fedaccord.data import datasets
-from fedaccord.experiments.reproduce.study import Run, Study
+from fedaccord.experiments.reproduce.study import CellRun, Study
 from fedaccord.experiments.sweep.estimate import timed
-from fedaccord.experiments.sweep.plan import Options
+from fedaccord.experiments.sweep.plan import SweepOptions
 from fedaccord.process import threads
 from fedaccord.task import load_task
 from fedaccord.task.config import TaskConfig
@@ -26,18 +26,18 @@ class Pace(NamedTuple):
 class Estimate:
     """Hours of runs; each model is timed once on each data set."""
 
-    def __init__(self, study: Study, options: Options) -> None:
+    def __init__(self, study: Study, options: SweepOptions) -> None:
         self.study, self.processes = study, threads.processes(options.workers)
         self.paces: dict[tuple[object, ...], Pace] = {}
 
-    def hours(self, runs: Sequence[Run]) -> float | None:
+    def hours(self, runs: Sequence[CellRun]) -> float | None:
         """Hours of the missing runs, with the processes of the options; None without their data."""
         if not all(has_data(RunConfig.make(run.job.settings).task) for run in runs):
             return None
         left = [run for run in runs if self.study.done(run) is None]
         return sum(map(self._seconds, left)) / 3600 / self.processes
 
-    def _seconds(self, run: Run) -> float:
+    def _seconds(self, run: CellRun) -> float:
         config = RunConfig.make(run.job.settings)
         pace, rounds = self._pace(config), config.num_server_rounds
         evaluations = rounds / max(1, config.strategy.eval_every)

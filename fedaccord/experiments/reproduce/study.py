@@ -15,7 +15,7 @@ from fedaccord.experiments.reproduce.results import result
 from fedaccord.experiments.reproduce.table import Cell, Table
 from fedaccord.experiments.sweep import workers
 from fedaccord.experiments.sweep.configuration import Configuration
-from fedaccord.experiments.sweep.plan import SAME, Options, managed_keys
+from fedaccord.experiments.sweep.plan import SAME, SweepOptions, managed_keys
 from fedaccord.experiments.sweep.trial import (
     COMPLETED,
     DIVERGED,
@@ -33,7 +33,7 @@ from fedaccord.strategies import METHODS
 BY_CELL = {"algo", "num-server-rounds"}  # keys that a cell sets
 
 
-class Run(NamedTuple):
+class CellRun(NamedTuple):
     """A cell with a seed."""
 
     cell: Cell
@@ -42,7 +42,7 @@ class Run(NamedTuple):
 
 
 class Done(NamedTuple):
-    run: Run
+    run: CellRun
     rounds: int  # rounds that it has: as many as requested, or more
     row: Row
 
@@ -104,7 +104,7 @@ class Study:
         unread = [{x.partition("=")[0]: x for x in each.unread(self.changes)} for each in configs]
         return [unread[0][key] for key in self.changes if all(key in lines for lines in unread)]
 
-    def runs(self, folder: Path) -> list[Run]:
+    def runs(self, folder: Path) -> list[CellRun]:
         """Seed by seed, column by column: whenever it stops, a column's methods are comparable.
 
         Empty for a table of costs, which are computed.
@@ -112,7 +112,7 @@ class Study:
         if not self.table.is_run:
             return []
         return [
-            Run(cell, seed, self._job(folder, cell, seed))
+            CellRun(cell, seed, self._job(folder, cell, seed))
             for seed in self.seeds
             for cell in self.cells
         ]
@@ -123,10 +123,10 @@ class Study:
         name, settings = f"{configuration.name}-seed{seed}", configuration.settings | own
         return Job(str(folder), name, settings, code=configuration.code)
 
-    def perform(self, folder: Path, options: Options, on_done: OnDone) -> None:
+    def perform(self, folder: Path, options: SweepOptions, on_done: OnDone) -> None:
         """Run the missing runs. Raises ValueError if another process runs the study, and if a run
         already has more rounds than requested."""
-        missing: dict[str, list[Run]] = {}
+        missing: dict[str, list[CellRun]] = {}
 
         def on_row(job: Job, row: Row) -> None:
             runs = missing[job.name]
@@ -149,7 +149,7 @@ class Study:
             with workers.of(options) as work:
                 work([runs[0].job for runs in missing.values()], on_row)
 
-    def done(self, run: Run) -> Done | None:
+    def done(self, run: CellRun) -> Done | None:
         """The result of a run with as many rounds as requested or more; None: to be run, as is one
         that failed. A model that diverged in these rounds is a result, which would be the same."""
         files = (Path(run.job.folder) / "rows").glob(f"{run.job.name}-*.json")
@@ -167,7 +167,7 @@ class Study:
         )
 
 
-def _check_shorter(run: Run) -> None:
+def _check_shorter(run: CellRun) -> None:
     has = summary_of(run.job.path).get("rounds", 0)
     if has > run.job.rounds:
         raise ValueError(

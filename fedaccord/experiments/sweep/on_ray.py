@@ -15,7 +15,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # gpus = 0: a 
 import ray
 
 from fedaccord.engine.cluster import begin, environment
-from fedaccord.experiments.sweep.plan import Options
+from fedaccord.experiments.sweep.plan import SweepOptions
 from fedaccord.experiments.sweep.trial import FAILED, Job, OnRow, Row, Workers, execute, mean
 from fedaccord.process import threads
 from fedaccord.process.allocator import keep_freed_memory
@@ -32,7 +32,7 @@ def _rung(jobs: Rung) -> list[Row]:
 
 
 @contextmanager
-def on_ray(options: Options) -> Iterator[Climbing]:
+def on_ray(options: SweepOptions) -> Iterator[Climbing]:
     """A block with Ray that climbs ladders: a finished rung is followed by the next one if the
     second argument, called with its number and its rows, returns true.
 
@@ -68,7 +68,7 @@ def on_ray(options: Options) -> Iterator[Climbing]:
             ray.shutdown()
 
 
-def _check_room(options: Options) -> None:
+def _check_room(options: SweepOptions) -> None:
     """Raises ValueError if no trial could ever start, because Ray would wait for a machine."""
     have = ray.cluster_resources()  # type: ignore[no-untyped-call]
     for key, what in (("cpus", "CPU"), ("gpus", "GPU")):
@@ -81,13 +81,13 @@ def _check_room(options: Options) -> None:
 
 
 @contextmanager
-def ray_workers(options: Options) -> Iterator[Workers]:
+def ray_workers(options: SweepOptions) -> Iterator[Workers]:
     """Every job, in any order."""
     with on_ray(options) as climb:
         yield lambda jobs, on_row: climb([[[job]] for job in jobs], lambda *_: False, on_row)
 
 
-def asha(options: Options, methods: Sequence[Sequence[Ladder]], on_row: OnRow) -> None:
+def asha(options: SweepOptions, methods: Sequence[Sequence[Ladder]], on_row: OnRow) -> None:
     """The ladders of each method by asynchronous successive halving (arXiv:1810.05934): a rung is
     followed by the next if it is among the best 1/eta that have reached it so far.
 
@@ -99,7 +99,7 @@ def asha(options: Options, methods: Sequence[Sequence[Ladder]], on_row: OnRow) -
             climb(ladders, best_so_far(options), on_row)
 
 
-def best_so_far(options: Options) -> Callable[[int, list[Row]], bool]:
+def best_so_far(options: SweepOptions) -> Callable[[int, list[Row]], bool]:
     """Whether a rung's rows are among the best 1/eta of this rung so far."""
     scores: dict[int, list[float]] = {}
 

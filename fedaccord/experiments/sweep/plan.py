@@ -45,7 +45,7 @@ class AtSeconds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class SweepOptions:
     """The table [sweep], beside the lists of seeds."""
 
     search: str = option("grid", "how configurations are chosen", choices=SEARCHES)
@@ -98,7 +98,7 @@ class Options:
 class Plan:
     """A checked sweep. Make one with `make`."""
 
-    options: Options
+    options: SweepOptions
     seeds: tuple[int, ...]
     test_seeds: tuple[int, ...]
     run: Mapping[str, Any]  # [run] by dotted keys
@@ -311,13 +311,13 @@ def _fewer(run_config: RunConfig, share: float) -> dict[str, int]:
     return {key: int(value)}
 
 
-def _options(table: Mapping[str, Any]) -> Options:
+def _options(table: Mapping[str, Any]) -> SweepOptions:
     fields = dict(keys())
     for key in table:
         if key not in fields and key not in LISTS:
             near = did_you_mean(key, (*fields, *LISTS))
             raise ValueError(f"[sweep]: unknown key {key!r}{near}; known: {', '.join(fields)}")
-    checked = Options(
+    checked = SweepOptions(
         **{
             field.name: check_option(f"[sweep] {key}", table[key], field)
             for key, field in fields.items()
@@ -355,5 +355,5 @@ def _seeds(key: str, table: Mapping[str, Any], default: tuple[int, ...]) -> tupl
 
 def keys() -> Iterator[tuple[str, "dataclasses.Field[Any]"]]:
     """The keys of [sweep] with the option behind each, beside the lists of seeds."""
-    for field in options(Options):
+    for field in options(SweepOptions):
         yield field.name.replace("_", "-"), field

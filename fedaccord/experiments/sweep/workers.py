@@ -14,7 +14,7 @@ from multiprocessing import active_children, connection, get_context, parent_pro
 from os import _exit
 from threading import Thread
 
-from fedaccord.experiments.sweep.plan import Options
+from fedaccord.experiments.sweep.plan import SweepOptions
 from fedaccord.experiments.sweep.trial import FAILED, Job, OnRow, Row, Workers, execute
 from fedaccord.process import threads
 from fedaccord.process.allocator import keep_freed_memory
@@ -22,7 +22,7 @@ from fedaccord.process.allocator import keep_freed_memory
 DIED = "its process died, also alone: perhaps it needs more memory than there is"
 
 
-def of(options: Options) -> AbstractContextManager[Workers]:
+def of(options: SweepOptions) -> AbstractContextManager[Workers]:
     """The workers of the plan. Raises ModuleNotFoundError if Ray is needed and not installed."""
     if options.ray_address:
         from fedaccord.experiments.sweep.on_ray import ray_workers

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedaccord.experiments.analysis import curvature, measures
-from fedaccord.experiments.analysis.measures import FILE, Measure, Options, Saved
+from fedaccord.experiments.analysis.measures import FILE, Measure, MeasureOptions, Saved
 from fedaccord.experiments.analysis.ranking import Spread
 from fedaccord.experiments.analysis.table import text
 from fedaccord.runs.checkpoint import Checkpoints
@@ -259,11 +259,11 @@ def test_an_eigenvalue_that_is_not_converged_is_a_warning(
 
 
 def test_measures_are_reproducible_because_the_seed_draws_the_samples(folder: Path) -> None:
-    options = Options(samples=100, probes=2)
+    options = MeasureOptions(samples=100, probes=2)
     saved = Saved(folder / "short", {})
     assert [*measures.shape(saved, options)] == [*measures.shape(saved, options)]
     assert saved.surface(options).num_samples == 100
-    assert saved.surface(Options(samples=0)).num_samples == sum(
+    assert saved.surface(MeasureOptions(samples=0)).num_samples == sum(
         saved.task.num_examples(i) for i in range(25)
     )
 

@@ -7,7 +7,7 @@ import pandas as pd
 
 from fedaccord.experiments.reproduce import Cell, Study, Table
 from fedaccord.experiments.reproduce.results import KEY, merged
-from fedaccord.experiments.sweep.plan import Options
+from fedaccord.experiments.sweep.plan import SweepOptions
 
 SETTINGS = {"model": "linear", "num-clients": 4, "num-server-rounds": 4, "local-epochs": 2}
 
@@ -34,7 +34,7 @@ TABLE = Table(
 def finish(study: Study, folder: Path) -> pd.DataFrame:
     """Its results, without times."""
     results: list[dict[str, Any]] = []
-    study.perform(folder, Options(workers=1), lambda run: results.append(study.result(run)))
+    study.perform(folder, SweepOptions(workers=1), lambda run: results.append(study.result(run)))
     frame = merged(folder / "none.csv", results)
     assert [*frame.columns[: len(KEY)]] == KEY
     return frame.drop(columns=["hours", "seconds-a-round"])

@@ -7,7 +7,7 @@ import pytest
 from fedaccord.config import RunConfig
 from fedaccord.experiments.reproduce import Study
 from fedaccord.experiments.reproduce.estimate import STEPS, Estimate, gradients
-from fedaccord.experiments.sweep.plan import Options
+from fedaccord.experiments.sweep.plan import SweepOptions
 from tests.experiments.reproduce.studies import TABLE, cell, finish
 
 
@@ -25,7 +25,7 @@ def test_a_model_is_timed_once_and_completed_runs_cost_nothing(
 ) -> None:
     seconds = [9.0, 0.2, 0.5, 1.0]  # of a first round, one without and one with an evaluation, more
     monkeypatch.setattr("fedaccord.experiments.reproduce.estimate.timed", lambda *_: seconds)
-    study, options = Study(TABLE, TABLE.cells, (0,)), Options(workers=1)
+    study, options = Study(TABLE, TABLE.cells, (0,)), SweepOptions(workers=1)
     runs = study.runs(tmp_path)
     estimate = Estimate(study, options)
     first = estimate.hours(runs)
@@ -36,7 +36,7 @@ def test_a_model_is_timed_once_and_completed_runs_cost_nothing(
     assert first == pytest.approx(work / 3600)
     assert len(estimate.paces) == 1
     assert estimate.hours(runs) == first
-    assert Estimate(study, Options(workers=2)).hours(runs) == pytest.approx(first / 2)
+    assert Estimate(study, SweepOptions(workers=2)).hours(runs) == pytest.approx(first / 2)
     finish(Study(TABLE, TABLE.cells[:1], (0,)), tmp_path)
     rest = [run for run in runs if run.cell is not TABLE.cells[0]]
     assert estimate.hours(runs) == estimate.hours(rest) < first

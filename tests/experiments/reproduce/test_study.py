@@ -14,7 +14,7 @@ from fedaccord.experiments.analysis.groups import DEFAULTS
 from fedaccord.experiments.reproduce import Cell, Study, find
 from fedaccord.experiments.reproduce.measures import TO_TARGET
 from fedaccord.experiments.reproduce.study import Done
-from fedaccord.experiments.sweep.plan import Options
+from fedaccord.experiments.sweep.plan import SweepOptions
 from fedaccord.experiments.sweep.trial import summary_of
 from fedaccord.runs.lock import Lock
 from tests.experiments.reproduce.studies import TABLE, cell, finish
@@ -210,5 +210,5 @@ def test_a_change_that_no_cell_reads_gives_a_warning() -> None:
 def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
     results: list[Done] = []
     with Lock(tmp_path), pytest.raises(ValueError, match=f"process {os.getpid()} .* writes here"):
-        study().perform(tmp_path, Options(workers=1), results.append)
+        study().perform(tmp_path, SweepOptions(workers=1), results.append)
     assert results == []

@@ -14,7 +14,7 @@ from tempfile import mkdtemp
 import pandas as pd
 import pytest
 
-from fedaccord.experiments.sweep.plan import Options
+from fedaccord.experiments.sweep.plan import SweepOptions
 from tests.experiments.sweep.plans import finish, make, table
 
 on_ray = pytest.importorskip("fedaccord.experiments.sweep.on_ray", reason="needs Ray")
@@ -97,7 +97,9 @@ def test_asha_completes_some_trials_and_one_of_them_wins(tmp_path: Path) -> None
 
 def test_asha_continues_the_best_trials_so_far() -> None:
     """One in three of the trials at the rung so far; the first one; no failed one."""
-    goes_on = on_ray.best_so_far(Options(search="asha", ray_address="x", metric="accuracy-last"))
+    goes_on = on_ray.best_so_far(
+        SweepOptions(search="asha", ray_address="x", metric="accuracy-last")
+    )
     key, scores = "validation-accuracy-last", (0.5, 0.4, 0.45, 0.6, None, 0.55, 0.58)
     rows = [{"status": "completed" if x else "failed", key: x} for x in scores]
     assert [goes_on(0, [row]) for row in rows] == [True, False, False, True, False, True, True]
