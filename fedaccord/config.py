@@ -14,6 +14,7 @@ from fedaccord.core.optimizer import OPTIMIZERS, SGD, Optimizer
 from fedaccord.core.options import (
     check_option,
     did_you_mean,
+    key_of,
     meaning,
     option,
     options,
@@ -183,7 +184,7 @@ class RunConfig:
     def unread_keys(self) -> dict[str, str]:
         """The keys without effect in this configuration, and why."""
         needs: dict[str, str] = {}  # a key -> the setting without which it has no effect
-        reasons = {_key(name): why for name, why in self.strategy.replaces.items()}
+        reasons = {key_of(name): why for name, why in self.strategy.replaces.items()}
         if not self.workers:
             needs |= dict.fromkeys(("ray-address", "gpus-per-worker"), "workers")
         else:
@@ -204,7 +205,7 @@ class RunConfig:
             reasons["optimizer-state"] = "plain SGD keeps no vectors"
         for name, optimizer in OPTIMIZERS.items():
             if name != self.strategy.optimizer_name:
-                own = (f"{name}.{_key(field.name)}" for field in options(optimizer))
+                own = (f"{name}.{key_of(field.name)}" for field in options(optimizer))
                 needs |= dict.fromkeys(own, f"optimizer={name}")
         every = {type(p): p for p in (*self.strategy.plugins, *self.strategy.active_plugins)}
         for name, kind in PLUGINS.items():
@@ -212,12 +213,12 @@ class RunConfig:
             plugin = every.get(kind)  # another option may turn it off, as compress.share=1
             if plugin and (not plugin.is_off or getattr(plugin, strength.name) not in (0, "none")):
                 parts.append((f"{name}.", plugin))
-                reasons |= {_key(field): why for field, why in plugin.replaces.items()}
+                reasons |= {key_of(field): why for field, why in plugin.replaces.items()}
             else:
-                own = (f"{name}.{_key(field.name)}" for field in others)
-                needs |= dict.fromkeys(own, f"{name}.{_key(strength.name)}")
+                own = (f"{name}.{key_of(field.name)}" for field in others)
+                needs |= dict.fromkeys(own, f"{name}.{key_of(strength.name)}")
         for prefix, settings in parts:
-            needs |= {prefix + _key(f): prefix + other for f, other in unread(settings).items()}
+            needs |= {prefix + key_of(f): prefix + other for f, other in unread(settings).items()}
         return {key: f"nothing reads it without {other}" for key, other in needs.items()} | reasons
 
 
@@ -228,11 +229,11 @@ def _strategy(flat: Mapping[str, Any]) -> FederatedStrategy:
     own = {type(plugin): plugin for plugin in default_plugins(kind)}
     plugins: list[PlugIn] = []
     for prefix, plugin_kind in PLUGINS.items():
-        values = {f.name: flat[f"{prefix}.{_key(f.name)}"] for f in options(plugin_kind)}
+        values = {f.name: flat[f"{prefix}.{key_of(f.name)}"] for f in options(plugin_kind)}
         values = {field: value for field, value in values.items() if value != AUTO}
         if plugin_kind.is_set(values) or plugin_kind in own:
             plugins.append(replace(own.get(plugin_kind, plugin_kind()), **values))
-    method = {f.name: flat[f"{name}.{_key(f.name)}"] for f in own_options(kind)}
+    method = {f.name: flat[f"{name}.{key_of(f.name)}"] for f in own_options(kind)}
     strategy = kind(**_values(flat, Settings), **method, plugins=tuple(plugins))
     optimizer = _optimizer(strategy.optimizer_name, flat)
     return strategy if optimizer is None else replace(strategy, local_optimizer=optimizer)
@@ -241,41 +242,41 @@ def _strategy(flat: Mapping[str, Any]) -> FederatedStrategy:
 def _optimizer(name: str, flat: Mapping[str, Any]) -> Optimizer | None:
     """The optimiser if it has options; None: its name is sufficient."""
     kind = OPTIMIZERS[name]
-    values = {f.name: flat[f"{name}.{_key(f.name)}"] for f in options(kind)}
+    values = {f.name: flat[f"{name}.{key_of(f.name)}"] for f in options(kind)}
     return kind(**values) if values else None
 
 
 def settings_of(method: FederatedStrategy) -> dict[str, Any]:
     """The keys that make a method, with their values, if it is one of `METHODS`."""
     names = {kind: name for name, kind in METHODS.items()}
-    settings = {_key(f.name): getattr(method, f.name) for f in options(Settings)}
+    settings = {key_of(f.name): getattr(method, f.name) for f in options(Settings)}
     if name := names.get(type(method)):
         own = own_options(type(method))
         settings |= {
             "algo": name,
-            **{f"{name}.{_key(f.name)}": getattr(method, f.name) for f in own},
+            **{f"{name}.{key_of(f.name)}": getattr(method, f.name) for f in own},
         }
     steps = method.own_optimizer()
     if steps.registered_name() == method.optimizer_name:
         table, fields = method.optimizer_name, options(type(steps))
-        settings |= {f"{table}.{_key(f.name)}": getattr(steps, f.name) for f in fields}
+        settings |= {f"{table}.{key_of(f.name)}": getattr(steps, f.name) for f in fields}
     for name, kind in PLUGINS.items():
         for plugin in method.active_plugins:
             if type(plugin) is kind:
                 settings |= {
-                    f"{name}.{_key(f.name)}": getattr(plugin, f.name) for f in options(kind)
+                    f"{name}.{key_of(f.name)}": getattr(plugin, f.name) for f in options(kind)
                 }
     return settings
 
 
 def method_keys() -> set[str]:
     """The keys that make a method: its settings, its own options and its plug-ins."""
-    return {key for key in keys() if "." in key} | {_key(f.name) for f in options(Settings)}
+    return {key for key in keys() if "." in key} | {key_of(f.name) for f in options(Settings)}
 
 
 def task_keys() -> set[str]:
     """The keys of data, model and device."""
-    return {_key(field.name) for field in options(TaskConfig)}
+    return {key_of(field.name) for field in options(TaskConfig)}
 
 
 def in_use(config: RunConfig) -> dict[str, Any]:
@@ -313,7 +314,7 @@ def resolved(config: RunConfig) -> dict[str, Any]:
     """The keys of the plug-ins in use, with the values behind "auto"."""
     kinds = {kind: name for name, kind in PLUGINS.items()}
     return {
-        f"{kinds[type(plugin)]}.{_key(field.name)}": getattr(plugin, field.name)
+        f"{kinds[type(plugin)]}.{key_of(field.name)}": getattr(plugin, field.name)
         for plugin in config.strategy.active_plugins
         if type(plugin) in kinds
         for field in options(type(plugin))
@@ -329,15 +330,15 @@ def keys() -> dict[str, "Field[Any]"]:
     """Every key with the option behind it."""
     fields = keys_of(RunConfig) | keys_of(TaskConfig) | keys_of(Settings)
     for name, kind in METHODS.items():
-        fields |= {f"{name}.{_key(f.name)}": f for f in own_options(kind)}
+        fields |= {f"{name}.{key_of(f.name)}": f for f in own_options(kind)}
     for name, part in (*OPTIMIZERS.items(), *PLUGINS.items()):
-        fields |= {f"{name}.{_key(f.name)}": f for f in options(part)}
+        fields |= {f"{name}.{key_of(f.name)}": f for f in options(part)}
     return fields
 
 
 def keys_of(kind: type) -> dict[str, "Field[Any]"]:
     """The plain keys of one class of settings."""
-    return {_key(field.name): field for field in options(kind)}
+    return {key_of(field.name): field for field in options(kind)}
 
 
 def allowed(key: str, field: "Field[Any]") -> str:
@@ -356,7 +357,7 @@ def default(field: "Field[Any]") -> Any:
 
 def _values(flat: Mapping[str, Any], kind: type) -> dict[str, Any]:
     """The options of ``kind`` with their values."""
-    return {field.name: flat[_key(field.name)] for field in options(kind)}
+    return {field.name: flat[key_of(field.name)] for field in options(kind)}
 
 
 def _check(key: str, value: Any, field: "Field[Any]") -> Any:
@@ -370,10 +371,6 @@ def _check(key: str, value: Any, field: "Field[Any]") -> Any:
         near = did_you_mean(value, METHODS)
         raise ValueError(f"{key}: expected one of {', '.join(METHODS)}, got {value!r}{near}")
     return check_option(key, value, field)
-
-
-def _key(name: str) -> str:
-    return name.replace("_", "-")
 
 
 def config_toml() -> str:

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Collection, Iterable, Sequence
 
+from fedaccord.core.options import key_of
+
 SYNONYMS = {  # other names of these settings -> our keys
     **dict.fromkeys(("learning-rate", "eta", "client-lr", "local-lr"), ("lr",)),
     **dict.fromkeys(("epochs", "num-epochs", "local-epoch"), ("local-epochs",)),
@@ -42,11 +44,11 @@ def unknown(
     """
 
     def last(key: str) -> str:
-        return _kebab(key.rpartition(".")[2]).lower()
+        return key_of(key.rpartition(".")[2]).lower()
 
     others = {f"{name}." for name in parts if name not in chosen}
     read = [k for k in keys if not k.startswith(tuple(others))]  # by this method
-    as_ours = [k for k in keys if k == _kebab(key).lower()]
+    as_ours = [k for k in keys if k == key_of(key).lower()]
     for among in (as_ours, read, [*keys]):  # a key of a table, typed without it
         if same := [k for k in among if last(k) == last(key)]:
             break
@@ -68,7 +70,3 @@ def unknown(
     *first, final = map(repr, near[:3])
     words = f"{', '.join(first)} or {final}" if first else final
     return UnknownKey(f"unknown key {key!r} (did you mean {words}?)", near[:3])
-
-
-def _kebab(name: str) -> str:
-    return name.replace("_", "-")

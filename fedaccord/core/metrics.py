@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedaccord.core import named
 from fedaccord.core.options import did_you_mean
-from fedaccord.core.rounds import sum_dtype
+from fedaccord.core.vectors import sum_dtype
 
 NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")  # of a metric, in messages
 SHARE_UNIT = "0 to 1"  # a unit; people read it in percent

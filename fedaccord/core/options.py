@@ -16,6 +16,11 @@ AFFECTS = ("numbers", "rounds", *FREE)
 _OPTIONS: "WeakKeyDictionary[type, tuple[dataclasses.Field[Any], ...]]" = WeakKeyDictionary()
 
 
+def key_of(name: str) -> str:
+    """The run-config key of a field: local_steps -> local-steps."""
+    return name.replace("_", "-")
+
+
 def option(
     default: Any,
     doc: str,

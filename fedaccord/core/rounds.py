@@ -17,7 +17,7 @@ from fedaccord.core.plugin import joined
 from fedaccord.core.privacy import Normal, Privacy, release
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalResult, Stateless
 from fedaccord.core.topology import RoundInfo, ServerHalf, first_server
-from fedaccord.core.vectors import Number, Vector, all_to_device, map_vectors
+from fedaccord.core.vectors import Number, Vector, all_to_device, map_vectors, sum_dtype
 
 # --- the client's round ---------------------------------------------------------------------------
 
@@ -229,11 +229,6 @@ def _step(walk: _Walk, k: int, direction: Direction, hook: GradientHook) -> None
 
 def _mean(total: Vector | None, steps: Any) -> Vector | None:
     return None if total is None else total.div_(steps)
-
-
-def sum_dtype(device: torch.device) -> torch.dtype:
-    """The dtype in which losses are summed: float64 if the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _constant(direction: Direction) -> Vector | None:

@@ -24,6 +24,11 @@ def norm(v: Vector) -> Tensor:
     return length
 
 
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """The dtype in which losses are summed: float64 if the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def clip_(g: Vector, bound: float) -> Vector:
     """Scale each vector of g down to a norm of at most ``bound``, in place; 0: leave it."""
     if not bound:

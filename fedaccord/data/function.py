@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.core import named
-from fedaccord.core.options import did_you_mean
+from fedaccord.core.options import did_you_mean, key_of
 from fedaccord.data.cache import channel_stats
 from fedaccord.data.fingerprint import of_tensors
 from fedaccord.data.kind import Augmentation, Dataset, Kind, ReadOptions, Source, warn_if_whole
@@ -110,8 +110,7 @@ def _dataset(name: str, content: Any, reading: ReadOptions) -> Dataset:
     else:
         for key in ("tokenizer", "max_length"):
             if (value := getattr(reading, key)) != ReadOptions._field_defaults[key]:
-                key = key.replace("_", "-")
-                log.warning("%s=%s has no effect: %s returns no texts", key, value, name)
+                log.warning("%s=%s has no effect: %s returns no texts", key_of(key), value, name)
     _check(train, test)
     assert isinstance(train.x, Tensor)
     assert isinstance(test.x, Tensor)

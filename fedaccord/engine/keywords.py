@@ -7,6 +7,7 @@ from torch import nn
 
 from fedaccord.config import RunConfig
 from fedaccord.core.hints import UnknownKey
+from fedaccord.core.options import key_of
 from fedaccord.data.seeding import seeded
 from fedaccord.federation.strategy import FederatedStrategy
 
@@ -14,7 +15,7 @@ from fedaccord.federation.strategy import FederatedStrategy
 def keys_of(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """``local_steps=10`` sets local-steps, ``clip_norm=None`` switches clipping off; ``metrics``
     may be a function or a list."""
-    values = {key.replace("_", "-"): value for key, value in keywords.items()}
+    values = {key_of(key): value for key, value in keywords.items()}
     if not isinstance(metrics := values.get("metrics", ""), str):
         each = metrics if isinstance(metrics, list | tuple) else [metrics]
         values["metrics"] = ", ".join(map(_name_of, each))

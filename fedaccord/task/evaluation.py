@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fedaccord.core.metrics import Metric, select
 from fedaccord.core.named import one_line
-from fedaccord.core.rounds import sum_dtype
-from fedaccord.core.vectors import fetch, to_device
+from fedaccord.core.vectors import fetch, sum_dtype, to_device
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.generators import random_numbers
 from fedaccord.task.losses import weight

@@ -16,9 +16,9 @@ from torch.optim.sgd import sgd
 
 from fedaccord import simulate
 from fedaccord.core.client_half import ClientHalf, GradientHook
-from fedaccord.core.rounds import Solution, sum_dtype
+from fedaccord.core.rounds import Solution
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalRule, Model, Stateless
-from fedaccord.core.vectors import Vector
+from fedaccord.core.vectors import Vector, sum_dtype
 from fedaccord.plugins.sam import SAM
 from fedaccord.strategies import FedAvg
 from fedaccord.task import solver

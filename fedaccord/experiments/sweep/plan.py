@@ -9,7 +9,7 @@ from typing import Any
 from fedaccord import config
 from fedaccord.config import RunConfig
 from fedaccord.core.metrics import METRICS, OUTPUT, PERSONAL, WORST
-from fedaccord.core.options import check_option, did_you_mean, option, options
+from fedaccord.core.options import check_option, did_you_mean, key_of, option, options
 from fedaccord.experiments.sweep import space
 from fedaccord.experiments.sweep.configuration import Configuration
 from fedaccord.experiments.sweep.space import Choices, Space, Values
@@ -356,4 +356,4 @@ def _seeds(key: str, table: Mapping[str, Any], default: tuple[int, ...]) -> tupl
 def keys() -> Iterator[tuple[str, "dataclasses.Field[Any]"]]:
     """The keys of [sweep] with the option behind each, beside the lists of seeds."""
     for field in options(SweepOptions):
-        yield field.name.replace("_", "-"), field
+        yield key_of(field.name), field
