@@ -44,11 +44,11 @@ CLIPPED = 0.01  # share of an upload's numbers outside of [-R, R], above which a
 
 
 @cache
-def _warn_once(range: float) -> None:
+def _warn_once(bound: float) -> None:
     log.warning(
         "secure-sum.range: more than %.0f%% of an upload's numbers were clipped to %g: raise it",
         100 * CLIPPED,
-        range,
+        bound,
     )
 
 
