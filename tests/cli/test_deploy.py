@@ -54,7 +54,10 @@ def test_init_writes_a_folder_for_each_machine(tmp_path: Path) -> None:
     assert [name for name in files(path) if name.endswith(".key") and "server" not in name] == [
         "authority/ca.key"
     ]
-    assert {mode(p) for p in path.rglob("*.key")} == {0o600}
+    success(invoke("deploy", "key", path / "device-1"))
+    assert {p.name: mode(p) for p in path.rglob("*.key")} == dict.fromkeys(
+        ("ca.key", "server.key", "device.key"), 0o600
+    )
     assert len({(p.read_bytes()) for p in path.rglob("ca.crt")}) == 1
     connection = tomllib.loads((path / "operator/config.toml").read_text())["superlink"]
     assert connection["default"] == "federation"
