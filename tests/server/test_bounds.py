@@ -199,6 +199,15 @@ def test_models_are_measured_by_their_update() -> None:
         assert reports[-1].metrics["dropped"] == 0, kind
 
 
+def test_an_update_of_a_node_counts_from_its_own_model() -> None:
+    """However far the nodes' models are from each other."""
+    with InProcessGrid(client_app(), C) as grid, quiet():
+        run = run_over(grid, strategy(DFedAvg, lr=1e-6, max_client_norm=1.0), 1)
+        s = run.begin()
+        run.begin(s._replace(w=s.w + 10 * torch.arange(C)[:, None]))
+        assert run.train_round().metrics["replies"] == C
+
+
 @pytest.mark.parametrize(("buffers", "warned"), [("mean", True), ("local", False)])
 def test_averaged_buffers_have_no_bound(buffers: str, warned: bool, warnings: list[str]) -> None:
     FedAvg(buffers=buffers, max_client_norm=1.0).summary()

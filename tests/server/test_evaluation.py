@@ -17,13 +17,13 @@ from fedaccord.federation import evaluation, metrics, replies
 from fedaccord.federation.round import Round
 from fedaccord.runs.metrics import METRIC, METRICS, SHARE_UNIT, TABLES
 from fedaccord.storage import store
-from fedaccord.strategies import FedDeper
+from fedaccord.strategies import DFedAvg, FedDeper
 from fedaccord.task import load_task
 from fedaccord.wire.tensor_array import to_tensor
 from tests.federation import half_square, linear
 from tests.grid import InProcessGrid
 from tests.server.net import through
-from tests.server.runs import LEAST_SQUARES, W0, C, client_app, run_over, strategy
+from tests.server.runs import LEAST_SQUARES, W0, C, client_app, federation, run_over, strategy
 
 
 def test_personal_models_are_evaluated_at_their_clients() -> None:
@@ -46,6 +46,22 @@ def test_personal_models_are_evaluated_at_their_clients() -> None:
         own.append(right / total)
     assert metrics.iloc[-1] == pytest.approx(np.mean(own))
     assert "personal-accuracy" not in simulate("fedavg", rounds=1, **keys).metrics
+
+
+def test_metrics_of_nodes_are_their_mean_and_deviation() -> None:
+    def evaluate(t: int, w: torch.Tensor, buffers: Any) -> dict[str, Any]:
+        return {"test-loss": float(w[0]), "test-accuracy": float(w[1] ** 2), "labels": [1]}
+
+    first, *later = federation(strategy(DFedAvg), 2, evaluate=evaluate)
+    assert not any("nodes" in name for name in first.metrics)  # all are equal
+    for round in later:
+        for name, values in (("loss", round.w[:, 0]), ("accuracy", round.w[:, 1] ** 2)):
+            assert round.metrics[f"test-{name}-nodes"] == pytest.approx(float(values.mean()))
+            deviation = float(values.std(correction=0))
+            assert round.metrics[f"test-{name}-nodes-std"] == pytest.approx(deviation)
+            assert deviation > 1e-3
+        assert round.metrics["test-accuracy"] == pytest.approx(float(round.w[:, 1].mean() ** 2))
+        assert "labels-nodes" not in round.metrics
 
 
 def rounds(evaluate: Callable[[Message, Context], Message] | None) -> list[Round]:

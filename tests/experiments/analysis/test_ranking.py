@@ -71,6 +71,16 @@ def test_costs_add_up_over_the_rounds(tmp_path: Path) -> None:
     assert group.tables[0]["gradients"].isna().all()
 
 
+def test_without_a_server_the_bytes_are_those_between_nodes(tmp_path: Path) -> None:
+    """The relay of a simulation, 15 bytes a round, is none of the method's."""
+    file = write(tmp_path, [0.1, 0.2, 0.5, 0.7], algo="dfedavg") / "metrics.csv"
+    pd.read_csv(file).assign(**{"peer-bytes": [math.nan, 100, math.nan, 40]}).to_csv(file)
+    (group,) = groups(tmp_path)
+    assert [*group.tables[0]["bytes"]] == [0, 100, 100, 140]  # round 2 failed
+    (row,) = summary([group], 0.5).rows
+    assert row["bytes-to-target"].mean == 100  # type: ignore[union-attr]
+
+
 def test_the_cost_of_a_target_is_that_of_its_first_evaluation_over_the_runs_that_reached_it(
     tmp_path: Path,
 ) -> None:
