@@ -149,6 +149,28 @@ def test_labels_of_a_sweep_have_what_its_trials_chose(tmp_path: Path) -> None:
     assert labels == ["fedavg", "feddyn lr-decay=0.999", "fedinit relaxed-init.beta=0.05"]
 
 
+def test_labels_of_a_sweep_leave_out_what_most_methods_share_unless_it_was_tuned(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "sweep" / "runs"
+    for algo, best, batch, decay in (
+        ("fedavg", 0.1, 50, 0.997),
+        ("fedprox", 0.1, 50, 0.998),
+        ("feddyn", 0.05, 20, 0.999),
+    ):
+        own = {"batch-size": batch, "lr-decay": decay}
+        write(folder, [0.1, 0.6], algo=algo, lr=best, seed=1, validation=0.0, **own)
+    own = {"batch-size": 50, "lr-decay": 0.997, "validation": 0.1}
+    for lr in (0.05, 0.1):  # trials
+        write(folder, [0.1, 0.5], lr=lr, **own)
+    (folder.parent / DEFAULTS).write_text("{}")
+    assert sorted(summary(groups(tmp_path)).texts()["method"]) == [
+        "fedavg lr=0.1 lr-decay=0.997",
+        "feddyn batch-size=20 lr=0.05 lr-decay=0.999",
+        "fedprox lr=0.1 lr-decay=0.998",
+    ]
+
+
 def test_labels_are_short_and_differ(tmp_path: Path) -> None:
     for lr in (0.123456789, 0.3):
         write(tmp_path, [0.1], lr=lr)

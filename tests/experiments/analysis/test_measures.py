@@ -145,9 +145,12 @@ def missed(server: Mapping[str, torch.Tensor], t: int) -> torch.Tensor:
     return server["server.lam_bar"] - server[f"server.lam_bar_after.{t}"]
 
 
-def test_dual_drift_is_zero_if_the_duals_are_those_of_a_stationary_point(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_duals_are_compared_with_those_of_a_stationary_point(
+    folder: Path, factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """If they are equal the drift is zero; if they are ``factor`` times as long, it is
+    (factor - 1)^2."""
     assert not [*measures.duals(Saved(folder / "long", {}))]  # FedAvg has no duals
     saved = Saved(folder / "pd", {})
     assert by_name([*measures.duals(saved)])["dual-drift"] > 1e-3
@@ -156,13 +159,18 @@ def test_dual_drift_is_zero_if_the_duals_are_those_of_a_stationary_point(
     def exact(client: int) -> torch.Tensor:
         return -(saved.of_client(client).gradient(saved.w) + 0.01 * saved.w)
 
+    duals = {i: factor * exact(i) for i in last.clients}
     states = {  # less what the client has missed, which it receives when it returns
-        i: (t, {"lam": exact(i) - missed(last.server, t)}) for i, (t, _) in last.clients.items()
+        i: (t, {"lam": duals[i] - missed(last.server, t)}) for i, (t, _) in last.clients.items()
     }
     monkeypatch.setattr(
         Checkpoints, "load", lambda self: last._replace(clients=states), raising=True
     )
-    assert by_name([*measures.duals(saved)])["dual-drift"] < 1e-20
+    values = by_name([*measures.duals(saved)])
+    assert values["dual-drift"] == pytest.approx((factor - 1) ** 2, abs=1e-20)
+    rows = torch.stack([*duals.values()])
+    size = float(rows.square().sum(1).mean()) / factor**2  # of the stationary ones
+    assert values["dual-mean"] == pytest.approx(float(rows.mean(0).square().sum()) / size)
 
 
 def test_dual_drift_is_of_the_parts_at_the_clients(

@@ -138,10 +138,10 @@ def test_any_error_of_a_run_is_a_row_but_not_those_of_files(
 def test_a_better_score_is_larger() -> None:
     rows = [
         {"status": "completed", "validation-loss-last": loss, "validation-accuracy-last": accuracy}
-        for loss, accuracy in ((1.0, 0.5), (2.0, 0.75))
+        for loss, accuracy in ((1.0, 0.5), (2.0, 0.75), (6.0, 0.25))
     ]
-    assert mean(rows, "loss-last") == -1.5
-    assert mean(rows, "accuracy-last") == 0.625
+    assert mean(rows, "loss-last") == -3  # the median is 2
+    assert mean(rows, "accuracy-last") == 0.5
     assert math.isnan(mean([*rows, {"status": "failed"}], "loss-last"))
     diverged = {"status": "completed", "validation-loss-last": None}
     assert math.isnan(mean([*rows, diverged], "loss-last"))
