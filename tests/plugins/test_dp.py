@@ -267,11 +267,12 @@ def test_a_resumed_run_has_the_same_noise_and_the_same_budget(settings: dict[str
 
 def test_a_run_ends_before_a_round_that_would_pass_its_budget(settings: dict[str, Any]) -> None:
     bound = Accountant(1.0, 0.5, 1e-5).epsilon(4)
-    result = run(settings, name="bound", dp__max_epsilon=bound * 1.0001)
+    result = run(settings, name="bound", dp__max_epsilon=bound * 1.0001, eval_every=3)
     assert (result.summary["status"], result.summary["rounds"]) == ("completed", 4)
-    assert result.metrics["test-accuracy"].notna().all()
+    is_evaluated = result.metrics["test-accuracy"].notna()
+    assert result.metrics["round"][is_evaluated].tolist() == [0, 3, 4]  # its last round is
     with pytest.raises(ValueError, match=r"dp\.max-epsilon: expected room for one more round"):
-        run(settings, name="bound", dp__max_epsilon=bound * 1.0001, resume=True)
+        run(settings, name="bound", dp__max_epsilon=bound * 1.0001, eval_every=3, resume=True)
 
 
 def test_a_budget_for_no_round_leaves_no_directory(settings: dict[str, Any]) -> None:

@@ -1,6 +1,8 @@
 """keep-best: the model of the best round by a metric, also of interrupted and resumed runs."""
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -11,7 +13,7 @@ from fedaccord.config import RunConfig
 from fedaccord.engine import quiet, run
 from fedaccord.federation.round import Round
 from fedaccord.runs import load_model
-from fedaccord.runs.best import BEST
+from fedaccord.runs.best import BEST, Best
 from fedaccord.runs.metrics import best
 from tests.cli.shell import invoke, summary
 
@@ -19,6 +21,7 @@ SMALL: dict[str, Any] = {
     **{"num-clients": 4, "model": "linear", "local-epochs": 1, "threads": 1, "device": "cpu"},
     **{"lr": 0.5, "lr-decay": 1.0, "evaluation": "both", "checkpoint-every": 2},
 }
+W = torch.zeros(3)
 
 
 def federate(folder: Path, rounds: int, on_round: Any = None, **more: Any) -> Path:
@@ -44,6 +47,22 @@ def test_the_best_model_is_that_of_a_run_that_ends_there(metric: str, tmp_path: 
     assert record == {"file": BEST, "metric": metric, "round": number, "value": values[number]}
     short = federate(tmp_path, number, name="short", algo="afedpd")
     assert same(load_model(path, BEST), load_model(short))
+
+
+@pytest.mark.parametrize("first", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_is_never_the_best(first: float) -> None:
+    best = Best(RunConfig.make(SMALL | {"keep-best": "test-loss"}))
+    session: Any = SimpleNamespace(
+        method=SimpleNamespace(averaged_output=lambda w, server: w), buffer_layout=None, like=W
+    )
+    values = (2.3, first, 0.5, first, 0.4, 0.7)  # from round 0 on
+    for t, value in enumerate(values):
+        s: Any = SimpleNamespace(t=t, w=W + t, server=None, buffers=None)
+        is_new = best.is_new(Round(s, s.w, {"test-loss": value}, []), session)
+        assert is_new == (t in (2, 4))
+        assert bool(best.facts()) == (t >= 2)
+    assert best.facts() == {"file": BEST, "metric": "test-loss", "round": 4, "value": 0.4}
+    assert torch.equal(best.vectors(session)[0], W + 4)
 
 
 def test_a_run_that_resumes_keeps_the_best_of_the_rounds_that_count(tmp_path: Path) -> None:
