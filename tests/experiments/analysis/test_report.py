@@ -197,6 +197,8 @@ def test_the_best_row_is_first_and_the_setup_is_at_the_top(tmp_path: Path) -> No
     for algo, last in (("a", 0.3), ("b", 0.9), ("c", 0.5)):
         write(tmp_path, [0.1, last], algo=algo, model="cnn")
     shutil.copytree(tmp_path / "b-0.1-0", tmp_path / "copy")
+    file = tmp_path / "a-0.1-0" / "summary.json"
+    file.write_text(file.read_text().replace('"completed"', '"interrupted"'))
     result = invoke("report", tmp_path, "--out", tmp_path / "r.html")
     assert "1 of 4 runs repeat" in result.stderr
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
@@ -212,6 +214,7 @@ def test_the_best_row_is_first_and_the_setup_is_at_the_top(tmp_path: Path) -> No
     assert "<td>model</td>" not in rest
     assert "<h1>a, b, c on digits: 4 runs</h1>" in setup
     assert rest.count("no, a repeat") == 1
+    assert [rest.count(f"<td>{word}</td>") for word in ("completed", "interrupted")] == [3, 1]
 
 
 def test_of_many_rows_the_best_of_each_method_and_partition_are_shown(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ def test_the_table_names_failures_and_targets_that_were_not_reached(tmp_path: Pa
     (row,) = table.rows
     assert row["seeds"] == "2 (0, 1), 1 failed"
     assert row["reached"] == "1 of 2"
+    assert table.numbers()["status"].tolist() == ["completed failed"]
     assert text(row["test-accuracy-last"]) == "50.00%"  # of the completed run
     assert text(row["gradients-to-target"]) == "14"
     assert [*table.texts()][6:8] == ["rounds to 40.00%", "bytes sent to 40.00%"]
