@@ -10,7 +10,12 @@ import typer
 from fedaccord.cli.console import refusing, stop
 
 THIRD_PARTY = (  # a ClientApp's first connection imports the last one
-    *("numpy.random", "statistics", "safetensors.torch", "flwr.app", "flwr.clientapp", "httpcore"),
+    "numpy.random",
+    "statistics",
+    "safetensors.torch",
+    "flwr.app",
+    "flwr.clientapp",
+    "httpcore",
 )
 
 

@@ -252,30 +252,29 @@ def stay_connected() -> None:
     from flwr.supernode import fleet_http_connection
 
     room = cast(Any, fleet_http_connection)
-    own_client, own_heartbeats = room.FleetHttpClient, room.HeartbeatSender
+    client, heartbeats = room.FleetHttpClient, room.HeartbeatSender
 
-    class Client(own_client):  # type: ignore[misc, valid-type]
-        def _unary_unary(self, **request: Any) -> Any:
-            try:
-                return super()._unary_unary(**request)
-            except httpx.HTTPStatusError as error:
-                if is_transient(error):
-                    error.response.status_code = httpx.codes.SERVICE_UNAVAILABLE
-                raise
-            except httpx.TransportError as error:
-                if any(word in str(error) for word in _CUT):
-                    raise httpx.ConnectError("the connection was cut") from error
-                raise
+    def ask(self: Any, **request: Any) -> Any:
+        try:
+            return client._unary_unary(self, **request)
+        except httpx.HTTPStatusError as error:
+            if is_transient(error):
+                error.response.status_code = httpx.codes.SERVICE_UNAVAILABLE
+            raise
+        except httpx.TransportError as error:
+            if any(word in str(error) for word in _CUT):
+                raise httpx.ConnectError("the connection was cut") from error
+            raise
 
-    class Heartbeats(own_heartbeats):  # type: ignore[misc, valid-type]
-        def _run(self) -> None:
-            try:
-                super()._run()
-            except Exception as error:
-                log.error("the heartbeats ended, and with them this SuperNode: %s", error)
-                os.kill(os.getpid(), signal.SIGTERM)
+    def beat(self: Any) -> None:
+        try:
+            heartbeats._run(self)
+        except Exception as error:
+            log.error("the heartbeats ended, and with them this SuperNode: %s", error)
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    room.FleetHttpClient, room.HeartbeatSender = Client, Heartbeats
+    room.FleetHttpClient = type("Client", (client,), {"_unary_unary": ask})
+    room.HeartbeatSender = type("Heartbeats", (heartbeats,), {"_run": beat})
 
 
 CONTEXT_SECONDS = 120.0  # largest wait for a Context

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.core.cohort import Reply
-from fedaccord.core.vectors import Vector
+from fedaccord.core.vectors import Vector, sum_dtype
 
 RATE, QUANTILE = 0.2, 0.5  # of the adaptive clip
 COUNT_DEVIATION = 1 / 20  # noise of the count within the clip, as a share of q C
@@ -132,7 +132,7 @@ def clipped(up: Any, w: Vector, models: Sequence[str], S: float) -> Any:
 
 def _scale(up: Any, w: Vector, models: Sequence[str], S: float) -> Tensor:
     """min(1, S / ||u||) (..., 1), float64 if the device has it."""
-    wide = torch.float32 if w.device.type == "mps" else torch.float64
+    wide = sum_dtype(w.device)
     norms = [
         torch.linalg.vector_norm(v - w if name in models else v, dim=-1, keepdim=True, dtype=wide)
         for name, v in up._asdict().items()

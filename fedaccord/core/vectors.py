@@ -25,7 +25,7 @@ def norm(v: Vector) -> Tensor:
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
-    """The dtype in which losses are summed: float64 if the device has it."""
+    """The dtype of sums over many numbers: float64 if the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 

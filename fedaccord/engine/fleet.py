@@ -28,10 +28,10 @@ from fedaccord.task import Task
 
 log = logging.getLogger("flwr")
 
-MOST = 100  # clients in one call; more are not faster
-PENDING = 2**30  # bytes of models whose clients' states are not yet stored
-BYTES = 2**25  # bytes of their models; larger calls are hardly faster on a CPU
-BYTES_ON_GPU = 2**30  # there a call has eight vectors or so of each model
+CALL_CLIENTS = 100  # at most, in one call; more are not faster
+PENDING_BYTES = 2**30  # bytes of models whose clients' states are not yet stored
+CALL_BYTES = 2**25  # bytes of their models; larger calls are hardly faster on a CPU
+GPU_CALL_BYTES = 2**30  # there a call has eight vectors or so of each model
 
 Reached = tuple[TrainRequest, Any]  # a request, and its client's state before the visit
 NewStates = list[tuple[TrainInstruction, TrainReply, Any]]  # not yet stored, with the replies
@@ -132,7 +132,11 @@ class LocalFleet(StoreFleet):
             else:
                 replies[instruction.client] = result[0]
                 new_states.append((instruction, *result))
-        if self.home.type == "cpu" or not self.store.copies or len(new_states) * size > PENDING:
+        if (
+            self.home.type == "cpu"
+            or not self.store.copies
+            or len(new_states) * size > PENDING_BYTES
+        ):
             self._store(new_states)
         return replies
 
@@ -188,18 +192,18 @@ class LocalFleet(StoreFleet):
 
 
 def _parts(reached: Sequence[Reached], task: Task) -> list[list[Reached]]:
-    """Requests that are executed together: of one form, most steps first, at most `MOST`."""
+    """Requests that are executed together: of one form, most steps first."""
     if len(reached) == 1:
         return [[*reached]]
     groups: dict[Any, list[Reached]] = {}
     for request, state in reached:
         groups.setdefault(form(request, state), []).append((request, state))
-    most_bytes = BYTES if torch.device(task.device).type == "cpu" else BYTES_ON_GPU
+    most_bytes = CALL_BYTES if torch.device(task.device).type == "cpu" else GPU_CALL_BYTES
     parts = []
     for group in groups.values():
         group.sort(key=lambda pair: -task.num_examples(pair[0].instruction.client))
         size = nbytes(group[0][0].down) or 1
-        most = max(1, min(MOST, most_bytes // size))
+        most = max(1, min(CALL_CLIENTS, most_bytes // size))
         parts += [group[k : k + most] for k in range(0, len(group), most)]
     return parts
 

@@ -28,7 +28,7 @@ from fedaccord.core.request import (
 )
 from fedaccord.core.vectors import nbytes
 from fedaccord.engine.cluster import ray_for, share_tensors
-from fedaccord.engine.fleet import BYTES, LocalFleet, StoreFleet, describe
+from fedaccord.engine.fleet import CALL_BYTES, LocalFleet, StoreFleet, describe
 from fedaccord.federation.errors import FederationError, last_line
 from fedaccord.federation.fleet import LATE, TrainReplies
 from fedaccord.process.allocator import keep_freed_memory
@@ -174,7 +174,7 @@ class WorkersFleet(StoreFleet):
             return references
 
         questions = [request.instruction for request in requests]
-        most = BYTES // max(1, nbytes(requests[0].down)) if requests else 1
+        most = CALL_BYTES // max(1, nbytes(requests[0].down)) if requests else 1
         for instruction, reading, state in self._ask(questions, send, deadline, max(1, most)):
             if isinstance(reading, TrainReply):
                 self.store.remember(instruction, state)

@@ -197,7 +197,9 @@ class GossipTopology:
             log.warning(
                 "round %d: nodes %s did not answer and keep their models; the others mix over the "
                 "remaining graph, in %d part(s)",
-                *(cohort.round + 1, listed(absent), len(components(W))),
+                cohort.round + 1,
+                listed(absent),
+                len(components(W)),
             )
         network = Network(W, self.gossip.steps)
         present = map_vectors(lambda v: _rows(v, nodes), server)

@@ -82,7 +82,7 @@ class Robust(PlugIn):
         if self.rule == "median" and any(plugin.is_sparse for plugin in in_use(method)):
             raise ValueError(
                 "robust.rule: expected trimmed-mean or krum with sparse uploads, got 'median': "
-                "most clients send nothing of a coordinate, so that it hardly moves"
+                "most clients send nothing of a coordinate, and it hardly moves"
             )
         expect(method, "weighting", ["uniform"], beside, ": it counts clients equally")
         return self

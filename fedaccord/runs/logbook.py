@@ -256,7 +256,8 @@ def with_earlier_code(
         log.warning(
             "resume: the code of %s=%s has changed since the run began: its rounds until now are "
             "those of the code before",
-            *(what, facts["settings"][what]),
+            what,
+            facts["settings"][what],
         )
         digests[what] = f"{before}+{now[what]}"
     return digests
@@ -276,7 +277,9 @@ def _check_rounds(config: RunConfig, begun: Checkpoint, path: Path) -> None:
         log.warning(
             "resume: %s anneals over num-server-rounds=%d: with %d it is another run than one "
             "that began with so many",
-            *(config.algo, before, rounds),
+            config.algo,
+            before,
+            rounds,
         )
 
 

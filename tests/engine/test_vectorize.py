@@ -144,7 +144,7 @@ def test_the_clients_do_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedaccord.engine.fleet.local_rounds", counted)
     run(small("scaffold"), "on")
     assert calls == [3, 4, 2, 5]  # also first visits with later ones
-    monkeypatch.setattr("fedaccord.engine.fleet.MOST", 2)
+    monkeypatch.setattr("fedaccord.engine.fleet.CALL_CLIENTS", 2)
     calls.clear()
     run(small("fedavg"), "on")
     assert max(calls) == 2

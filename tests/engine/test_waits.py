@@ -117,7 +117,7 @@ def test_states_are_written_to_disk_when_they_are_there(gpu: FakeGPU, vectorize:
 def test_states_that_take_too_much_memory_are_written_in_parts(
     gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedaccord.engine.fleet.PENDING", 2 * 4 * 79403 * 2)  # of 2 clients
+    monkeypatch.setattr("fedaccord.engine.fleet.PENDING_BYTES", 2 * 4 * 79403 * 2)  # of 2 clients
     places = waits(gpu, 5, 2, "scaffold", store=FileStore())
     assert len(places) == 3, places
 
