@@ -403,7 +403,7 @@ def _presets(name: str) -> Iterator[str]:
 
 
 def _prose(text: str) -> str:
-    """A paragraph with links from names of our files and arXiv numbers."""
+    """A paragraph with links from names of our files, pages of results and arXiv numbers."""
     page = {kind.__module__.rpartition(".")[2]: name for name, kind in (BUILT_IN | PLUGINS).items()}
 
     def link(match: re.Match[str]) -> str:
@@ -411,6 +411,7 @@ def _prose(text: str) -> str:
         return f"[{name}]({name}.md)" if name else match[0]
 
     text = re.sub(r"\b(\w+)\.py\b", link, text)
+    text = re.sub(r"\bdocs/(results/([\w-]+)\.md)", r"[\2](../\1)", text)
     return re.sub(ARXIV, r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
 
 

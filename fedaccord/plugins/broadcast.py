@@ -1,4 +1,4 @@
-"""A rounded broadcast, as a plug-in of any method with a server.
+"""A rounded broadcast, as a plug-in of most methods with a server.
 
 Stochastic rounding of the server's messages; for the clients' messages see compress.py.
 

@@ -1,4 +1,4 @@
-"""Compressed uploads, as a plug-in of any method with a server.
+"""Compressed uploads, as a plug-in of most methods with a server.
 
 Top-k: Stich, Cordonnier, Jaggi: Sparsified SGD with Memory. NeurIPS 2018, arXiv:1809.07599. Sign:
 Karimireddy, Rebjock, Stich, Jaggi: Error Feedback Fixes SignSGD and other Gradient Compression

@@ -1,4 +1,4 @@
-"""Sharpness-aware minimisation (SAM), as a plug-in for the gradient of any method.
+"""Sharpness-aware minimisation (SAM), as a plug-in for the gradient of most methods.
 
 Foret, Kleiner, Mobahi, Neyshabur: Sharpness-Aware Minimization for Efficiently Improving
 Generalization. ICLR 2021, arXiv:2010.01412; in federated learning arXiv:2206.02618.

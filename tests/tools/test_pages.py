@@ -98,6 +98,13 @@ def test_python_arguments_of_a_page_are_arguments(name: str) -> None:
         ]
 
 
+def test_a_page_of_results_in_a_docstring_is_a_link() -> None:
+    assert "([claims](../results/claims.md))" in page("fedinit")
+    assert pages._prose("see docs/results/full-length.md.") == (
+        "see [full-length](../results/full-length.md)."
+    )
+
+
 def test_the_targets_of_links_exist() -> None:
     for path in FOLDER.iterdir():
         links = re.findall(r"\]\(([^)#]+)", path.read_text())
