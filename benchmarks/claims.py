@@ -576,8 +576,9 @@ def report(folder: Path, results: Path) -> None:
         f"no line that much confidence). A verdict in brackets is that with {WINDOW} evaluations "
         f"for {TUNED_WINDOW}, or {TUNED_WINDOW} for {WINDOW}, where it differs. The settings are "
         "not the papers': the verdicts are valid only for these runs, with a small model and, but "
-        "for the pages named full-length, few rounds. A claim has a line for each setting in which "
-        f"it is tested. Of the {count(tested, own=False)}. Of the {count(tested, own=True)}.",
+        "for full-length, low-participation, `low` and D-PSGD, at most 160 rounds. A claim has a "
+        f"line for each setting in which it is tested. Of the {count(tested, own=False)}. Of the "
+        f"{count(tested, own=True)}.",
         "",
         setting(),
         "",

@@ -181,9 +181,8 @@ def text(recipe: Recipe, winners: Sequence[Tested], page: str, runs: Sequence[re
     rows = [[each.method.name, *cells(each, base, target)] for each in winners]
     left = [name for name in plan.methods if name not in {each.method.name for each in winners}]
     first = max(1, round(run["num-server-rounds"] / options.eta ** (options.rungs - 1)))
+    whole = part(first // run["eval-every"])
     many = math.ceil(options.trials / options.eta) > 1
-    evaluations = first // run["eval-every"]
-    whole = ", which is nearly all of them" if evaluations <= WINDOW + 1 else ""
     best = f"The best {math.ceil(options.trials / options.eta)}" if many else "The best"
     lines = [
         f"# Tuned methods on {accuracy.NAMES[run['dataset']]}: {run['num-server-rounds']} rounds, "
@@ -234,6 +233,13 @@ def text(recipe: Recipe, winners: Sequence[Tested], page: str, runs: Sequence[re
         lines += [f"Not tested yet: {', '.join(waiting)}.", ""]
     end = f"Made by {recipe.commands(page)}, on a CPU.{archive.sentence(page, runs)}"
     return "\n".join([*lines, end, ""])
+
+
+def part(evaluations: int) -> str:
+    """Whether the last ``WINDOW`` of so many evaluations are all of them."""
+    if evaluations <= WINDOW:
+        return ", which is all of them"
+    return ", which is nearly all of them" if evaluations == WINDOW + 1 else ""
 
 
 def rates(plan: Plan, winners: Sequence[Tested]) -> str:

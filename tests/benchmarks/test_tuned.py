@@ -114,6 +114,12 @@ def test_a_page_says_how_it_is_made() -> None:
     assert own.run["dirichlet-alpha"] == 0.6
 
 
+def test_the_ranking_says_whether_it_reads_all_evaluations() -> None:
+    words = (", which is all of them", ", which is nearly all of them", "")
+    assert tuple(map(tuned.part, (10, 11, 12))) == words
+    assert tuned.part(9) == words[0]
+
+
 def test_a_folder_without_a_tested_method_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path, "fedavg", 0, 0, 0.9, validation=0.1)
     with pytest.raises(FileNotFoundError, match="holds no method that is tested: sweep first"):
