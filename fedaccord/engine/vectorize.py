@@ -17,7 +17,7 @@ from fedaccord.task.cohort_solver import CohortSolver, Stack
 from fedaccord.task.sources import SourceClients
 
 # within these limits many clients in one call were never slower for any model and batch measured
-# on a CPU, and up to 5 times faster: docs/results/cohort.md
+# on a CPU, and up to 8 times faster: docs/results/cohort.md
 MIN_CLIENTS = 5  # of a round: a call of two or three was up to 1.6 times as slow
 MAX_MODEL_BYTES = 2**16  # of the parameters: many larger models exceed the caches
 MAX_MULTIPLICATIONS = 1_000_000  # of a batch's forward pass; above it arithmetic dominates
