@@ -11,8 +11,13 @@ import torch
 
 from benchmarks import data
 
-hypothesis.settings.register_profile("without a stopwatch", deadline=None)
-hypothesis.settings.load_profile("without a stopwatch")
+hypothesis.settings.register_profile(  # the same examples on every machine, fast or slow
+    "the same everywhere",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("the same everywhere")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -69,7 +69,7 @@ def test_no_process_outlives_a_killed_run(tmp_path: Path) -> None:
     finally:
         run.kill()
         run.wait()
-    _, alive = psutil.wait_procs(others, timeout=30)
+    _, alive = psutil.wait_procs(others, timeout=50)
     for process in alive:
         process.kill()
     assert not alive

@@ -71,7 +71,7 @@ def counted(table: Table) -> bool:
 
 
 @pytest.mark.parametrize(("name", "plugins"), all_or_slow(COMBINATIONS) + COMPRESSED)
-@settings(max_examples=2, derandomize=True)
+@settings(max_examples=2)
 @given(tables(*UNHEARD, "duplicate").filter(counted))
 def test_a_reply_that_was_not_heard_is_one_that_never_was(
     name: str, plugins: str, table: Table
@@ -185,7 +185,7 @@ TIED = [
         *((name, more) for name, more in COMPRESSED if name in TIED),
     ],
 )
-@settings(max_examples=5, derandomize=True)
+@settings(max_examples=5)
 @given(tables(*KINDS).filter(counted))
 def test_the_servers_memory_is_the_clients(name: str, plugins: str, table: Table) -> None:
     assert gap(name, run(small(name, plugins), table)) < 1e-12

@@ -171,8 +171,9 @@ BIASED: dict[str, tuple[type[FederatedStrategy], dict[str, Any]]] = {
 def test_biased_methods_leave_the_optimum(name: str) -> None:
     """At full participation already, and further where few take part."""
     kind, settings = BIASED[name]
-    assert move(kind, EVERYONE, **settings) > 1e-3
-    assert move(kind, SOME, **settings) > 1e-3
+    everyone = move(kind, EVERYONE, **settings)
+    assert everyone > 1e-3
+    assert move(kind, SOME, **settings) > 1.1 * everyone
 
 
 @pytest.mark.parametrize("name", ["FedGamma", "FedSpeed", "FedSMOO", "A-FedPDSAM"])

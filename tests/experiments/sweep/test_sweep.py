@@ -258,22 +258,28 @@ def test_tests_of_an_earlier_choice_are_not_compared(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_ten_kills_change_no_number(tmp_path: Path) -> None:
+    """At random times; earlier ones, in a new folder, if the sweep ends before half of them."""
     began = time.monotonic()
     finish(halving(), tmp_path / "whole")
-    whole, rng, kills = time.monotonic() - began, random.Random(0), 0
-    folder = tmp_path / "killed"
-    for _ in range(KILLS):
-        if not (pid := os.fork()):
-            try:
-                finish(halving(), folder)
-            finally:
-                os._exit(0)
-        time.sleep(rng.uniform(0.0, whole / 5))
-        os.kill(pid, signal.SIGKILL)
-        _, how = os.waitpid(pid, 0)
-        kills += os.WIFSIGNALED(how)
+    wait, rng, counts = (time.monotonic() - began) / 5, random.Random(0), list[int]()
+    while max(counts, default=0) < KILLS // 2:
+        assert len(counts) < 8, f"expected {KILLS // 2} kills of {KILLS} in a sweep, got {counts}"
+        folder = tmp_path / f"killed-{len(counts)}"
+        counts.append(0)
+        for _ in range(KILLS):
+            if not (pid := os.fork()):
+                try:
+                    finish(halving(), folder)
+                finally:
+                    os._exit(0)
+            time.sleep(rng.uniform(0.0, wait))
+            os.kill(pid, signal.SIGKILL)
+            _, how = os.waitpid(pid, 0)
+            if not os.WIFSIGNALED(how):
+                break
+            counts[-1] += 1
+        wait /= 2
     finish(halving(), folder)
-    assert kills >= KILLS // 2
     for name in ("table.csv", "winners.csv"):
         pd.testing.assert_frame_equal(table(folder, name), table(tmp_path / "whole", name))
 
