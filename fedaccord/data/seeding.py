@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-ALONE = RLock()  # held in such a block: the generators are of the process, not of a thread
+# held in such a block, and in those of other settings that are of the process, not of a thread
+ALONE = RLock()
 
 
 @contextmanager

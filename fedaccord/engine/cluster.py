@@ -31,6 +31,8 @@ ENVIRONMENT = {  # of this process and of Ray's, while it runs; the user's value
 UV_RUN = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
 
 
+ONE_THREAD = threading.RLock()  # held while Ray is in use: it is of the process, not of a thread
+
 BY_RAY = ("RAY_USAGE_STATS_ENABLED", "PYTHONBREAKPOINT")  # further variables that Ray sets
 
 
@@ -53,9 +55,9 @@ def ray_for(workers: int, address: str, threads: int, gpus: float) -> Iterator[M
     """A block with Ray; gives the resources that an actor requests. threads, gpus: of each worker.
 
     If Ray already runs in this process, it stays as it is. Raises ValueError, in one line, if there
-    is no such cluster or it has too few resources.
+    is no such cluster, it has too few resources, or another thread is in such a block.
     """
-    with environment():
+    with _in_one_thread(), environment():
         if ray.is_initialized():  # the caller has also reserved the cores of this process
             with tensors_as_arrays():
                 yield {"num_cpus": 0, "num_gpus": gpus}
@@ -67,6 +69,19 @@ def ray_for(workers: int, address: str, threads: int, gpus: float) -> Iterator[M
                 yield {"num_cpus": threads, "num_gpus": gpus}
         finally:
             ray.shutdown()
+
+
+@contextmanager
+def _in_one_thread() -> Iterator[None]:
+    if not ONE_THREAD.acquire(blocking=False):
+        raise ValueError(
+            "workers: expected one run with workers at a time in a process, got a second one in "
+            "another thread; use workers=0 in threads, or a process for each run"
+        )
+    try:
+        yield
+    finally:
+        ONE_THREAD.release()
 
 
 @contextmanager

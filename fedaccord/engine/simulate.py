@@ -160,11 +160,11 @@ def partition_report(task: Task) -> partition.Report:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Let only warnings through Flower's logger."""
+def quiet(level: int = logging.WARNING) -> Iterator[None]:
+    """Let only warnings, or only records of a higher level, through Flower's logger."""
 
     def loud(record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.WARNING
+        return record.levelno >= level
 
     log.addFilter(loud)  # of its own, so that blocks in several threads do not disturb each other
     try:

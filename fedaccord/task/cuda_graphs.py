@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaccord.core.vectors import Vector
+from fedaccord.data.seeding import ALONE
 from fedaccord.task.flat_model import FlatModel, predictions
 from fedaccord.task.generators import drawn_from, generators, states_of
 from fedaccord.task.layers import is_plain
@@ -251,12 +252,12 @@ def _stream() -> torch.cuda.Stream:
 @contextmanager
 def _without_collection() -> Iterator[None]:
     """A block in which Python frees no cycles: a graph among them would be destroyed, which ends
-    the recording of another."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+    the recording of another. Another thread waits for its end."""
+    with ALONE:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()

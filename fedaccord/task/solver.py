@@ -15,6 +15,7 @@ from fedaccord.core.plugin import PlugIn
 from fedaccord.core.rounds import Solution, descend
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector, clip_
+from fedaccord.data.seeding import ALONE
 from fedaccord.task.batches import PAIRS, Batch, BatchFormat, numel
 from fedaccord.task.cuda_graphs import graphs_of
 from fedaccord.task.flat_model import FlatModel
@@ -188,18 +189,19 @@ def known_layers(model: FlatModel, loss: Loss, precision: str) -> Layers | None:
 def tf32_as(precision: str, device: torch.device) -> Iterator[None]:
     """In this block float32 means float32 on a GPU too; by default PyTorch rounds convolutions.
 
-    The process's flags are restored after it.
+    The process's flags are restored after it; on a GPU another thread waits for its end.
     """
     if device.type != "cuda":
         yield
         return
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = precision in ("tf32", "bfloat16")
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
+    with ALONE:
+        before = matmul.allow_tf32, cudnn.allow_tf32
+        matmul.allow_tf32 = cudnn.allow_tf32 = precision in ("tf32", "bfloat16")
+        try:
+            yield
+        finally:
+            matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 def forward(model: FlatModel, inputs: Any, precision: str) -> Tensor:

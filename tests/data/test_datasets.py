@@ -3,8 +3,11 @@
 import os
 import pickle
 import sys
+import warnings
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedaccord.data import cache, datasets, digits
+from fedaccord.data import cache, datasets, digits, image_folder
 from fedaccord.data.datasets import DATASETS, cached, load
 from fedaccord.data.kind import Dataset, Decoded, ReadOptions
 from tests.data.nasty.npz import Y, arrays
@@ -340,6 +343,30 @@ def test_image_folder(pets: Path) -> None:
     assert data.classes == 2
     assert data.mean == pytest.approx([20 / 255, 1 / 3 / 255, 2 / 3 / 255])
     assert data.std[0] == pytest.approx((200 / 3) ** 0.5 / 255)
+
+
+def test_decoding_in_two_threads_leaves_the_filters_of_warnings(
+    pets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the second begins before the first has ended, and ends after it."""
+    usual, filters = image_folder._decode_images, [*warnings.filters]
+    first, second, futures = Event(), Event(), list[Future[Decoded]]()
+
+    def decode_images(files: list[Path], image_size: int) -> Any:
+        if first.is_set():
+            second.set()
+            futures[0].result(60)
+        else:
+            first.set()
+            second.wait(0.3)  # in vain if the second waits for the first
+        return usual(files, image_size)
+
+    monkeypatch.setattr(image_folder, "_decode_images", decode_images)
+    with ThreadPoolExecutor(2) as pool:
+        futures.append(pool.submit(image_folder.decode, pets, datasets.USUAL))
+        assert first.wait(60)
+        pool.submit(image_folder.decode, pets, datasets.USUAL).result()
+    assert warnings.filters == filters
 
 
 def test_changed_images_are_decoded_again(pets: Path, draw: Draw) -> None:

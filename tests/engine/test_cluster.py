@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -50,6 +51,32 @@ def test_a_cluster_that_is_gone_is_named_at_once_and_a_local_one_ignores_it(
         cluster.begin("auto", 1)
     cluster.begin("local", 1)
     assert addresses == ["local"]
+
+
+def test_a_run_with_workers_in_another_thread_is_refused_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+    for name in ("share_tensors", "begin", "_check_room"):
+        monkeypatch.setattr(cluster, name, lambda *_, name=name: calls.append(name))
+    monkeypatch.setattr(ray.util, "deregister_serializer", lambda _: calls.append("deregister"))
+    monkeypatch.setattr(ray, "shutdown", lambda: calls.append("shutdown"))
+    monkeypatch.delenv("RAY_IGNORE_UNHANDLED_ERRORS", raising=False)
+
+    def use() -> str | None:
+        with cluster.ray_for(1, "local", 1, 0.0):
+            return os.environ.get("RAY_IGNORE_UNHANDLED_ERRORS")
+
+    whole = ["begin", "_check_room", "share_tensors", "deregister", "shutdown"]
+    with ThreadPoolExecutor(1) as pool:
+        with cluster.ray_for(1, "local", 1, 0.0):
+            with pytest.raises(ValueError, match=r"^workers: expected one run .* for each run$"):
+                pool.submit(use).result()
+            assert calls == whole[:3]
+            assert os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] == "1"
+        assert "RAY_IGNORE_UNHANDLED_ERRORS" not in os.environ
+        assert pool.submit(use).result() == "1"
+    assert calls == whole * 2
 
 
 def test_no_process_outlives_a_killed_run(tmp_path: Path) -> None:

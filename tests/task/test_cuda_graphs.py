@@ -4,8 +4,10 @@ import gc
 import logging
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -301,6 +303,23 @@ def test_a_model_is_freed_with_its_last_reference(everywhere: Spy) -> None:
         assert dies() is None
     finally:
         gc.enable()
+
+
+def test_python_frees_no_cycles_until_every_thread_has_recorded() -> None:
+    began, block = Event(), cuda_graphs._without_collection
+
+    def record() -> bool:
+        with block():
+            began.set()
+            return gc.isenabled()
+
+    with ThreadPoolExecutor(1) as pool:
+        with block():
+            other = pool.submit(record)
+            assert not began.wait(0.3)
+            assert not gc.isenabled()
+        assert not other.result()
+    assert gc.isenabled()
 
 
 @dataclass

@@ -2,7 +2,9 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -413,6 +415,24 @@ def test_a_gpu_rounds_products_only_where_it_is_told() -> None:
     finally:
         for flag, value in zip(flags, before, strict=True):
             flag.allow_tf32 = value
+
+
+def test_the_rounding_of_a_gpu_is_that_of_one_thread_at_a_time() -> None:
+    flags = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before, began = [flag.allow_tf32 for flag in flags], Event()
+
+    def exact() -> list[bool]:
+        with tf32_as("float32", torch.device("cuda")):
+            began.set()
+            return [flag.allow_tf32 for flag in flags]
+
+    with ThreadPoolExecutor(1) as pool:
+        with tf32_as("tf32", torch.device("cuda")):
+            other = pool.submit(exact)
+            assert not began.wait(0.3)
+            assert [flag.allow_tf32 for flag in flags] == [True] * 2
+        assert other.result() == [False] * 2
+    assert [flag.allow_tf32 for flag in flags] == before
 
 
 def test_losses_are_summed_in_float64_where_there_is_float64() -> None:

@@ -18,6 +18,7 @@ import pandas as pd
 from fedaccord import config, engine
 from fedaccord.config import RunConfig
 from fedaccord.core.metrics import OUTPUT, PERSONAL
+from fedaccord.engine import quiet
 from fedaccord.experiments.analysis.costs import Point, with_costs
 from fedaccord.experiments.analysis.groups import DEFAULTS, TRIALS, Group
 from fedaccord.experiments.analysis.ranking import up_to
@@ -36,7 +37,6 @@ WINNERS = "winners.csv"  # in a sweep's folder
 DIVERGED = "model diverged"  # in the reason of a run whose local models or output model diverged
 KEPT = ("rounds-counted", *metrics.of_kind(metrics.SUMMED))  # of a run's summary
 Row = dict[str, Any]
-log = logging.getLogger("flwr")
 
 
 class Job(NamedTuple):
@@ -181,22 +181,19 @@ def _run(job: Job) -> Row:
     summary = summary_of(job.path)
     if (summary.get("status"), summary.get("rounds")) != (COMPLETED, job.rounds):
         begun = any((job.path / logbook.FOLDER).glob("*.json")) and summary.get("status") != FAILED
-        level = log.level
-        log.setLevel(logging.ERROR)  # a reason is in the row
         try:
-            if not (begun and _resume(job)):
-                lock.check(job.path)
-                shutil.rmtree(job.path, ignore_errors=True)
-                run_config = _config(job)
-                _check_code(job, run_config)
-                engine.run(run_config)
+            with quiet(logging.ERROR):  # a reason is in the row
+                if not (begun and _resume(job)):
+                    lock.check(job.path)
+                    shutil.rmtree(job.path, ignore_errors=True)
+                    run_config = _config(job)
+                    _check_code(job, run_config)
+                    engine.run(run_config)
         except (OSError, LockedError):
             raise
         except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             return _row(job, FAILED, reason)
-        finally:
-            log.setLevel(level)
     return _row(job, COMPLETED)
 
 

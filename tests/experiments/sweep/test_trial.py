@@ -1,6 +1,7 @@
 """A trial: it runs once, resumes, and always gives a row."""
 
 import json
+import logging
 import math
 import shutil
 from collections.abc import Callable
@@ -133,6 +134,26 @@ def test_any_error_of_a_run_is_a_row_but_not_those_of_files(
         execute(job(tmp_path))
     assert row_of(job(tmp_path)) is None
     assert execute(job(tmp_path))["reason"] == "CUDA out of memory Tried to"
+
+
+def test_a_trial_has_no_warnings_and_leaves_the_level_of_other_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = logging.getLogger("flwr")
+
+    def run(config: RunConfig) -> None:
+        log.warning("a client was dropped")
+        log.setLevel(logging.WARNING)  # as another thread may
+        raise RuntimeError
+
+    monkeypatch.setattr(trial.engine, "run", run)
+    before = log.level
+    try:
+        execute(job(tmp_path))
+        assert log.level == logging.WARNING
+    finally:
+        log.setLevel(before)
+    assert caplog.messages == []
 
 
 def test_a_better_score_is_larger() -> None:
