@@ -18,7 +18,7 @@ import tomli_w
 from fedaccord.cli import deployment
 from fedaccord.cli.deployments import certificates, folders
 from tests.cli.shell import invoke
-from tests.cli.test_doctor import free_port
+from tests.ports import free_port
 
 
 class SuperLink(HTTPServer):

@@ -18,12 +18,7 @@ from fedaccord.cli import doctor as diagnosis
 from fedaccord.data import datasets
 from fedaccord.strategies import METHODS
 from tests.cli.shell import invoke
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+from tests.ports import free_port
 
 
 def doctor(*words: object, **env: str) -> tuple[int, dict[str, str]]:

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from flwr.supercore.control import ControlHttpClient
 from safetensors.torch import load_file
 
 from fedaccord.data import datasets
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 300.0  # seconds for one Flower command on a busy machine
@@ -246,12 +246,6 @@ def copy_app(source: Path, folder: Path, package: str) -> Path:
 def pairs(config: Mapping[str, Any]) -> str:
     """A run config as `flwr run -c` takes it."""
     return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def wait_until(

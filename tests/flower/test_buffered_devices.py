@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from fedaccord.runs.checkpoint import Checkpoints
 from fedaccord.storage.disk import DiskStore
 from fedaccord.storage.store import version
-from tests.flower.conftest import REPOSITORY, Flower, free_port, wait_until
+from tests.flower.conftest import REPOSITORY, Flower, wait_until
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(1500)]
 

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from fedaccord.cli.deployments import folders
-from tests.flower.conftest import PATIENCE, REPOSITORY, Flower, digits_files, free_port, wait_until
+from tests.flower.conftest import PATIENCE, REPOSITORY, Flower, digits_files, wait_until
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -74,7 +74,7 @@ def elsewhere(folder: Path, age: float, **record: Any) -> None:
 
 def test_another_machine_is_alive_while_it_writes(tmp_path: Path) -> None:
     elsewhere(tmp_path, 30)
-    with pytest.raises(LockedError, match=r"of another machine, elsewhere, wrote here 3\d s ago; if"):
+    with pytest.raises(LockedError, match=r"of another machine, elsewhere, wrote here 3\d s ago;"):
         check(tmp_path)
     with pytest.raises(LockedError, match="--force"):
         Lock(tmp_path)

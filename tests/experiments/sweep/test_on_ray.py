@@ -16,6 +16,7 @@ import pytest
 
 from fedaccord.experiments.sweep.plan import SweepOptions
 from tests.experiments.sweep.plans import finish, make, table
+from tests.ports import free_port
 
 on_ray = pytest.importorskip("fedaccord.experiments.sweep.on_ray", reason="needs Ray")
 pytestmark = pytest.mark.flower  # it starts Ray
@@ -39,9 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     Its folder is its own: in the usual one it would leave its address, which every other program
     that starts Ray then tries for minutes.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     log = tmp_path_factory.mktemp("cluster") / "log"
     words = ("start", "--head", "--block", f"--port={port}", "--num-cpus=2")
     quiet = ("--include-dashboard=false", "--disable-usage-stats")
