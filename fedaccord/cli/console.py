@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_type_hints
 
 import click
@@ -19,6 +20,11 @@ from typer.core import TyperArgument, TyperGroup
 from fedaccord.process.extras import extra_of, install
 from fedaccord.process.interrupts import exit_code
 
+RUN_FILES = {  # in a run directory, which is unusable without them
+    *("config.toml", "metrics.csv", "clients.csv", "classes.csv", "summary.json"),
+    *("model.json", "model.safetensors", "best.safetensors"),
+    *("attempt.json", "privacy.json", "nodes.json", ".lock"),
+}
 WIDE = 1000  # columns if there is no terminal: a row of a table stays one line
 
 
@@ -153,6 +159,13 @@ def refusing(*kinds: type[Exception]) -> Iterator[None]:
         yield
     except kinds as error:
         stop(error, 2)
+
+
+def keep_run_files(option: str, file: Path) -> None:
+    """End the command if the ``file`` that it would write is one of a run directory's own."""
+    path = file.expanduser().resolve()
+    if path.name in RUN_FILES and (path.parent / "summary.json").is_file():
+        stop(f"{option}: expected a new file, got {file}, which is the run's own; name another", 2)
 
 
 def warn(text: str) -> None:

@@ -10,7 +10,14 @@ import typer
 from rich.table import Table
 
 from fedaccord.cli.compare import read_groups, rows_of_untrained_parts
-from fedaccord.cli.console import make_console, print_table, refusing, stop, warn
+from fedaccord.cli.console import (
+    keep_run_files,
+    make_console,
+    print_table,
+    refusing,
+    stop,
+    warn,
+)
 from fedaccord.cli.settings import read_place
 
 FORMATS = (".png", ".pdf")
@@ -194,6 +201,9 @@ def _parted(words: "Sequence[str]") -> tuple[list[Path], list[str]]:
 
 def _check(landscape: Path | None, out: Path | None) -> None:
     """End the command, before it measures, if its files cannot be written."""
+    for option, file in (("--landscape", landscape), ("--out", out)):
+        if file is not None:
+            keep_run_files(option, file)
     if landscape is not None:
         import_module("matplotlib")
     if landscape is not None and landscape.suffix not in FORMATS:

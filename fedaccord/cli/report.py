@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedaccord.cli.compare import At, Metric, Runs, Target, note_compared, read_groups
-from fedaccord.cli.console import make_console, refusing, stop
+from fedaccord.cli.console import keep_run_files, make_console, refusing, stop
 from fedaccord.process.allocator import uncollected
 
 
@@ -28,6 +28,10 @@ def report(
 
     fedaccord report my-sweep --out my-sweep.html
     """
+    keep_run_files("--out", out)
+    is_pipe = out.exists() and not out.is_file()  # as /dev/stdout
+    if out.suffix != ".html" and not is_pipe:
+        stop(f"--out: expected a file that ends in .html, got {out}; name one", 2)
     groups = read_groups(runs)
     from fedaccord.experiments.analysis.groups import tested
     from fedaccord.experiments.analysis.ranking import main_metric

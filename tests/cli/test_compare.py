@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fedaccord.cli.console import RUN_FILES
 from tests.cli.shell import invoke, refusal, success
 from tests.cli.test_console import HOSTILE
 from tests.experiments.analysis.made import write
@@ -93,6 +94,24 @@ def test_a_path_that_does_not_exist_and_an_unknown_format_end_the_command(tmp_pa
     for words in ((run, tmp_path / "rums"), (run, "--format", "xml")):
         result = invoke("compare", *words)
         assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("report {run} --out {run}/metrics.csv", "--out: expected a new file, got {run}/metrics"),
+        ("report {run} --out {run}/page.csv", "--out: expected a file that ends in .html, got"),
+        ("measure {run} --out {run}/summary.json", "--out: expected a new file, got {run}/summary"),
+        ("measure {run} --landscape {run}/model.json", "--landscape: expected a new file, got"),
+        ("devices {run}/none --out {run}/classes.csv", "--out: expected a new file, got {run}/cl"),
+    ],
+)
+def test_no_command_replaces_a_file_of_a_run(words: str, line: str, tmp_path: Path) -> None:
+    run = write(tmp_path, [0.1, 0.5])
+    assert {file.name for file in run.iterdir()} <= RUN_FILES
+    before = {file: file.read_bytes() for file in run.iterdir()}
+    assert line.format(run=run) in refusal(tmp_path, invoke(*words.format(run=run).split()))
+    assert {file: file.read_bytes() for file in run.iterdir()} == before
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "markdown", "latex", "json"])
