@@ -5,7 +5,7 @@ from fedaccord.runs.directory import RUNNING as RUNNING
 from fedaccord.runs.directory import RunDirectory as RunDirectory
 from fedaccord.runs.directory import flatten as flatten
 from fedaccord.runs.directory import load_model as load_model
-from fedaccord.runs.directory import make as make
-from fedaccord.runs.directory import place as place
 from fedaccord.runs.directory import status as status
 from fedaccord.runs.directory import tables as tables
+from fedaccord.runs.naming import make as make
+from fedaccord.runs.naming import place as place

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import tomli_w
 from safetensors import SafetensorError
 
-from fedaccord.runs import metrics, origin
+from fedaccord.runs import metrics, naming, origin
 from fedaccord.runs.lock import Lock, LockedError, is_locked
 from fedaccord.storage.files import of_file, read_bytes, read_json, replace, unfinished
 
@@ -38,50 +38,6 @@ MODEL = "model.safetensors"
 CONTENTS = "contents."  # keys of [used]: hashes of what settings only name, see `named_contents`
 SAMPLES = "samples"  # among these: the data set, before it was divided
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-
-
-def place(out_dir: str, name: str, settings: Mapping[str, Any]) -> Path:
-    """The folder of a new run; if ``name`` is empty, one that does not exist yet.
-
-    Raises ValueError, in one line, for a relative ``out_dir`` and for a name outside of it.
-    """
-    folder = Path(out_dir) if out_dir else Path.home() / "fedaccord-runs"
-    if not folder.is_absolute():
-        raise ValueError(
-            f"out-dir: expected an absolute path, got {out_dir!r}: "
-            f"a run may execute in another folder than yours; try {str(folder.absolute())!r}"
-        )
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise ValueError(f"name: expected a folder below out-dir, got {name!r}; move it by out-dir")
-    if name:
-        return folder / name
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    data = settings["dataset"].replace(":", ".")  # of a function; rsync takes a colon for a host
-    first = folder / f"{settings['algo']}-{data}-seed{settings['seed']}-{stamp}"
-    path, number = first, 1
-    while os.path.lexists(path):
-        number += 1
-        path = folder / f"{first.name}-{number}"
-    return path
-
-
-def make(out_dir: str, name: str, settings: Mapping[str, Any]) -> Path:
-    """Make the folder of `place`: an empty one that no other run has.
-
-    Raises ValueError, in one line, if it cannot be made or has files.
-    """
-    while True:
-        path = place(out_dir, name, settings)
-        try:
-            path.mkdir(parents=True)  # fails if it exists: two runs never share a folder
-        except FileExistsError:
-            if not name:
-                continue  # another run has just made it
-            if not path.is_dir() or any(path.iterdir()):
-                raise _taken(path) from None
-        except OSError as error:
-            raise _unwritable(path, error) from error
-        return path
 
 
 def tables(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,18 +75,18 @@ class RunDirectory:
         settings: Mapping[str, Any],
         used: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path = make(out_dir, name, settings)
+        self.path = naming.make(out_dir, name, settings)
         try:
             self._lock = Lock(self.path)
         except LockedError:  # of another new run of this name
-            raise _taken(self.path) from None
+            raise naming.taken(self.path) from None
         except OSError as error:
             with suppress(OSError):
                 self.path.rmdir()
-            raise _unwritable(self.path, error) from error
+            raise naming.unwritable(self.path, error) from error
         if [*self.path.iterdir()] != [self._lock.path]:
             self.close()
-            raise _taken(self.path)
+            raise naming.taken(self.path)
         try:
             self._write_config(settings, used or {})
             self._open()
@@ -138,7 +94,7 @@ class RunDirectory:
         except OSError as error:  # the name stays free
             shutil.rmtree(self.path, ignore_errors=True)
             self.close()
-            raise _unwritable(self.path, error) from error
+            raise naming.unwritable(self.path, error) from error
 
     @classmethod
     def reopen(
@@ -384,14 +340,6 @@ def _number(text: str) -> int | float | str:
         except ValueError:
             continue
     return text
-
-
-def _taken(path: Path) -> ValueError:
-    return ValueError(f"name: {path} exists already; choose another name or move it away")
-
-
-def _unwritable(path: Path, error: OSError) -> ValueError:
-    return ValueError(f"out-dir: cannot write to {path} ({error.strerror}); choose another folder")
 
 
 def _json(value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedaccord.runs.directory import COMPLETED, CONTENTS, flatten, status
+from fedaccord.runs.naming import is_run as is_run
 from fedaccord.storage.files import read_bytes, read_json
 
 WORDS = ("status", "repair", "evaluation")  # columns of clients.csv
@@ -113,10 +114,6 @@ def _table(path: Path, columns: list[str], words: Iterable[str] = ()) -> pd.Data
         if not pd.api.types.is_numeric_dtype(table[name]):
             raise ValueError(f"{path.name}: expected numbers in the column {name}")
     return table
-
-
-def is_run(path: Path) -> bool:
-    return (path / "config.toml").is_file() and (path / "summary.json").is_file()
 
 
 def find(paths: Iterable[Path]) -> list[Path]:

@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from fedaccord import runs
 from fedaccord.config import RunConfig, in_use, resolved
-from fedaccord.runs import RunDirectory, directory, flatten, tables
+from fedaccord.runs import RunDirectory, directory, flatten, naming, tables
 from fedaccord.runs.lock import Lock, LockedError
 
 SETTINGS = RunConfig.make({}).flat
@@ -309,7 +309,7 @@ def test_unnamed_runs_that_begin_at_once_get_different_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process makes the folder between the check and the creation."""
-    place, paths = directory.place, []
+    place, paths = naming.place, []
 
     def late(*args: Any) -> Path:
         path = place(*args)
@@ -318,7 +318,7 @@ def test_unnamed_runs_that_begin_at_once_get_different_folders(
             path.mkdir()
         return path
 
-    monkeypatch.setattr(directory, "place", late)
+    monkeypatch.setattr(naming, "place", late)
     assert RunDirectory(str(tmp_path), "", SETTINGS).path.name == f"{paths[0].name}-2"
 
 
@@ -350,14 +350,20 @@ def test_the_default_place_is_in_the_home_folder(
         ("{}", "/tmp/x", "name: expected a folder below out-dir"),
         ("runs", "x", "out-dir: expected an absolute path, got 'runs'"),
         *[(f"{{}}/file{end}", "x", "out-dir: cannot write to ") for end in ("", "/deeper")],
-        ("{}", "x" * 300, "out-dir: cannot write to "),
+        ("{}", "x" * 300, f"name: .*{'x' * 300} is too long; shorten it, or out-dir$"),
+        *[("{}", name, "name: expected no control") for name in (" ", "x ", "a/ x", "a\nb", "\x1b")],
+        ("{}", "run/x", "name: .*/run/x is inside of the run .*/run, where `fedaccord compare`"),
+        ("{}", "run/deeper/x", "name: .* is inside of the run .*/run, "),
+        *[("{}/run", name, "name: .* is inside of the run .*/run, ") for name in ("", "x")],
     ],
 )
 def test_a_folder_that_cannot_be_made_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out_dir: str, name: str, line: str
 ) -> None:
     (tmp_path / "file").touch()
+    run = RunDirectory(str(tmp_path), "run", SETTINGS).path
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=f"^{line}"):
         RunDirectory(out_dir.format(tmp_path), name, SETTINGS)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "run"}
+    assert not [path for path in run.iterdir() if path.is_dir()]
