@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 NUMBER = re.compile(r"[+-]?(\d+\.|\d*\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
+RUN_TABLES = {"run", "used", "versions", "commit"}  # of a run directory's config.toml
+
 Pairs = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings, as lr=0.05.")
 ]
@@ -60,11 +62,11 @@ def read_settings(
         key, equals, text = (part.strip() for part in pair.partition("="))
         if not equals:
             raise ValueError(f"expected key=value, as lr=0.05, got {pair!r}")
-        is_string = key in fields and isinstance(fields[key].default, str)
+        kind = type(fields[key].default) if key in fields else None
         if key in seen:
             warn(f"{key} is given twice: {text!r}, the later one, counts")
         seen.add(key)
-        values[key] = _value(text, is_string)
+        values[key] = _value(text, kind)
     make_absolute(values)
     return values
 
@@ -114,7 +116,11 @@ def unread(
     return settings.unread(explicit=typed - {*_of_file(file, preset)})
 
 
-def _value(text: str, is_string: bool) -> Any:
+def _value(text: str, kind: type | None) -> Any:
+    """kind: of the key's values; None: an unknown key."""
+    is_string = kind is str
+    if kind is bool and text.lower() in ("true", "false"):  # also as Python and YAML write them
+        return text.lower() == "true"
     try:
         parsed = tomllib.loads(f"value = {text}")
     except ValueError:  # no TOML, or an integer of thousands of digits
@@ -135,18 +141,42 @@ def _of_file(file: Path | None, preset: str | None) -> dict[str, Any]:
 
 
 def _read_file(file: Path) -> dict[str, Any]:
-    """Overrides, or the settings of a run directory's config.toml, with dotted keys."""
+    """Overrides, the settings of a run directory's config.toml, or those of a Flower app, with
+    dotted keys."""
     from fedaccord.runs import flatten
 
     content = read_toml(file, "--config: ")
-    table = content.get("run")  # of a run directory's config.toml, beside versions and commit
-    return flatten(table if isinstance(table, Mapping) else content)
+    if any(isinstance(content.get(table), Mapping) for table in ("sweep", "space")):
+        raise ValueError(f"--config: {file} is a file of `fedaccord sweep`: start it by that")
+    if isinstance(table := content.get("run"), Mapping):
+        if others := sorted(content.keys() - RUN_TABLES):
+            raise ValueError(
+                f"--config: {file}: expected all settings in [run], or no [run], got "
+                f"{', '.join(others)} beside it; move them"
+            )
+        return flatten(table)
+    app: Any = content
+    for name in ("tool", "flwr", "app", "config"):  # of a pyproject.toml
+        app = app.get(name) if isinstance(app, Mapping) else None
+    return flatten(app if isinstance(app, Mapping) else content)
+
+
+def read_run(run: Path) -> dict[str, Any]:
+    """The settings of a run directory. Raises ValueError, in one line that names it."""
+    from fedaccord.runs import flatten
+
+    content = read_toml(run / "config.toml", f"{run}: expected a run directory; ")
+    if not isinstance(content.get("run"), Mapping):
+        raise ValueError(f"{run}: expected a run directory with [run] in config.toml, found none")
+    values = flatten(content["run"])
+    make_absolute(values)
+    return values
 
 
 def read_toml(file: Path, option: str = "") -> dict[str, Any]:
     """Raises ValueError, in one line that begins with ``option``, if the file cannot be read."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"{option}cannot read {file} ({error.strerror}); check the path") from None
     except ValueError as error:

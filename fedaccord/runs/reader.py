@@ -65,7 +65,7 @@ def read(path: Path) -> Run:
     if not is_run(path):
         raise ValueError(f"{path}: expected a run directory with config.toml, found none")
     try:
-        config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+        config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8-sig"))
         summary = read_json(path / "summary.json")
         if not isinstance(summary["status"], str):
             raise ValueError("summary.json: expected a text as status")

@@ -29,6 +29,10 @@ def test_values_are_toml_or_else_strings(tmp_path: Path, monkeypatch: pytest.Mon
         "name=1.": "1.",
         "num-clients = 7": 7,
         "download=true": True,
+        "download=True": True,
+        "eval-train=FALSE": False,
+        "eval-train=1": 1,
+        "name=True": "True",
         "algo=fedavg": "fedavg",
         'algo="fedavg"': "fedavg",
         "relaxed-init.beta=auto": "auto",
@@ -60,6 +64,22 @@ def test_pairs_replace_values_of_a_file(tmp_path: Path) -> None:
     assert read_settings(["lr=0.25"], file) == expected
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "\ufefflr = 0.5\n[sam]\nrho = 0.1",
+        "commit = ''\n[run]\nlr = 0.5\n[run.sam]\nrho = 0.1\n[used]\nlr = 1",
+        "[project]\nname = 'x'\n[tool.flwr.app.config]\nlr = 0.5\n[tool.flwr.app.config.sam]\n"
+        "rho = 0.1",
+    ],
+    ids=["with a byte-order mark", "of a run", "of a Flower app"],
+)
+def test_a_file_of_another_form(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "file.toml"
+    file.write_text(content, encoding="utf-8")
+    assert read_settings([], file) == {"lr": 0.5, "sam.rho": 0.1}
+
+
 def test_a_key_given_twice_and_keys_without_effect_give_one_warning_each(tmp_path: Path) -> None:
     """For each typed key, also with its default; for keys of a file only if they differ."""
     file = tmp_path / "file.toml"
@@ -86,6 +106,12 @@ def test_a_key_given_twice_and_keys_without_effect_give_one_warning_each(tmp_pat
         ("lr = 'fast'", "lr: expected a number"),
         ("[fedinit]\nlr = 1", "unknown key 'fedinit.lr'"),
         ("run = 3", "unknown key 'run'"),
+        ("[run]\nlr = 0.1\n[space]\nlr = [0.1]", "preset.toml is a file of `fedaccord sweep`"),
+        ("lr = 0.1\n[sweep]\nseeds = [0]", "preset.toml is a file of `fedaccord sweep`"),
+        (
+            "lr = 0.2\n[run]\nalgo = 'fedavg'\n[sam]\nrho = 0.1",
+            "expected all settings in [run], or no [run], got lr, sam beside it; move them",
+        ),
     ],
 )
 def test_a_bad_file_gives_one_line(tmp_path: Path, content: str | None, message: str) -> None:
