@@ -1,7 +1,7 @@
 """`fedaccord evaluate`: the model of a run directory on the test samples again."""
 
 import math
-import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fedaccord.cli.console import make_console, refusing, warn
 from fedaccord.cli.progress import written
-from fedaccord.cli.settings import Pairs, RunDir, read_place, read_settings
+from fedaccord.cli.settings import Pairs, RunDir, read_place, read_run, read_toml
 
 ALIKE = 0.01  # differences of machines, devices and precisions are smaller
 
@@ -31,14 +31,15 @@ def evaluate(
     from fedaccord.runs import metrics
     from fedaccord.runs.best import BEST
     from fedaccord.runs.directory import MODEL
-    from fedaccord.storage.files import read_json
 
     console, run = make_console(), run.expanduser()
     with refusing(ValueError, OSError):
+        places = read_place(pairs or [])
+        if not (run / "config.toml").is_file():
+            raise ValueError(f"{run}: expected a run directory with model.safetensors, found none")
+        reported = _reported(run)
         with console.status("evaluating"):
-            places = read_place(pairs or [])
             values, others = _evaluate(run, places, BEST if best else MODEL)
-        reported = read_json(run / "summary.json")
     table, moved = Table.grid(padding=(0, 2)), []
     before = {name: reported.get(f"{name}{metrics.LAST}") for name in values}
     if best:  # its metric may be one that is not measured here
@@ -64,6 +65,34 @@ def evaluate(
         )
 
 
+def _reported(run: Path) -> dict[str, Any]:
+    """The run's summary. Raises OSError, and ValueError, in one line, if it is damaged."""
+    from fedaccord.storage.files import read_json
+
+    file = run / "summary.json"
+    summary = read_json(file)
+    if not isinstance(summary, dict):
+        raise ValueError(f"{file}: expected the summary of a run, got a damaged file")
+    best = summary.get("best-model", {"metric": "", "value": None})
+    is_best = isinstance(best, dict) and isinstance(best.get("metric"), str) and "value" in best
+    numbers = [value for key, value in summary.items() if key.endswith("-last")]
+    numbers += [best["value"]] if is_best else []
+    if not is_best or not all(isinstance(number, int | float | None) for number in numbers):
+        raise ValueError(f"{file}: expected numbers as metrics, got a damaged file")
+    return summary
+
+
+def _contents(run: Path) -> dict[str, str]:
+    """[used.contents]. Raises ValueError, in one line, if that is damaged; it may be absent."""
+    used = read_toml(run / "config.toml").get("used", {})
+    contents = used.get("contents", {}) if isinstance(used, Mapping) else None
+    if not isinstance(contents, Mapping) or not all(isinstance(v, str) for v in contents.values()):
+        raise ValueError(
+            f"{run / 'config.toml'}: expected texts in [used.contents], got a damaged file"
+        )
+    return dict(contents)
+
+
 def _evaluate(
     run: Path, more: dict[str, Any], model_file: str
 ) -> tuple[dict[str, float], list[str]]:
@@ -76,9 +105,10 @@ def _evaluate(
     from fedaccord.runs.named_contents import of_run
     from fedaccord.task import load_task
 
-    if not (run / "config.toml").is_file():
-        raise ValueError(f"{run}: expected a run directory with model.safetensors, found none")
-    settings = RunConfig.make(read_settings([], run / "config.toml") | more)
+    settings, contents = RunConfig.make(read_run(run) | more), _contents(run)
+    for line in settings.unread(explicit=more):
+        if line.partition("=")[0] in more:
+            warn(line)
     threads.check(settings.threads)
     task = load_task(settings.task, num_clients=1, whole=True)
     model = settings.strategy.model_settings
@@ -88,8 +118,6 @@ def _evaluate(
         if settings.eval_train:
             train = task.evaluate_train(w, model, 1, buffers)
             values |= {name: v for name, v in train.items() if "loss" not in name}
-    before = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
-    contents = before.get("used", {}).get("contents", {})
     now = of_run(settings, task.fingerprint if SAMPLES in contents else {})
     last = {key: digest.rpartition("+")[2] for key, digest in contents.items()}
     return values, [key for key in last if now.get(key, last[key]) != last[key]]

@@ -1,13 +1,15 @@
 """`fedaccord resume`: continue a run from a checkpoint."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedaccord.cli.console import make_console, refusing, stop
 from fedaccord.cli.run import federate
-from fedaccord.cli.settings import Force, Pairs, RunDir, read_settings
+from fedaccord.cli.settings import Force, Pairs, RunDir, make_absolute, read_run, read_settings
 from fedaccord.process.interrupts import interruptible
+
+AT_START = {"num-clients", "vectorize"}  # a checkpoint has the values that they had then
 
 
 @interruptible()
@@ -31,7 +33,7 @@ def resume(
     from fedaccord.config import affecting
     from fedaccord.runs import lock
     from fedaccord.runs.checkpoint import Checkpoints
-    from fedaccord.runs.logbook import FOLDER
+    from fedaccord.runs.logbook import FOLDER, is_changed
 
     path = run.expanduser().absolute()
     try:
@@ -54,12 +56,17 @@ def resume(
         lock.check(path)
     except lock.LockedError as error:  # before the data is loaded
         stop(error, 2)
-    fixed = affecting("numbers")  # the checkpoint's are the run's own: config.toml is older
+    fixed = affecting("numbers")
     begun = Checkpoints(path / FOLDER).facts(after).get("settings", {})
     begun = {key: value for key, value in begun.items() if key in fixed}
     own = {"out-dir": str(path.parent), "name": path.name, "resume": True}
-    federate(
-        make_console(),
-        lambda: read_settings([], path / "config.toml") | begun | settings | own,
-        at=after,
-    )
+
+    def read() -> dict[str, Any]:
+        written, before = read_run(path), dict(begun)
+        make_absolute(before)
+        for key in written:
+            if key in before.keys() - settings.keys() - AT_START and written[key] != before[key]:
+                raise is_changed(key, before[key], written[key])
+        return written | begun | settings | own
+
+    federate(make_console(), read, at=after)

@@ -117,7 +117,9 @@ class Checkpoints:
         if not numbers or (number is not None and number not in numbers):
             wanted = "" if number is None else f" of round {number}"
             have = "none: it stopped before its first, or they were removed; begin another run"
-            have = f"those of rounds {', '.join(map(str, numbers))}" if numbers else have
+            if numbers:
+                which = "those of rounds" if len(numbers) > 1 else "the one of round"
+                have = f"{which} {', '.join(map(str, numbers))}"
             raise FileNotFoundError(f"{self.folder}: expected a checkpoint{wanted}, found {have}")
         number = numbers[-1] if number is None else number
         try:

@@ -222,10 +222,7 @@ def check_resumed(
     for key in [key for key in {**begun, **now} if key not in besides]:
         before, after = begun.get(key, usual.get(key)), now.get(key, usual.get(key))
         if (key in fixed or key not in usual) and before != after:
-            raise ValueError(
-                f"resume: expected {key}={toml(before)}, as the run began with, got "
-                f"{toml(after)}; do not change it, or begin another run"
-            )
+            raise is_changed(key, before, after)
 
 
 def with_earlier_code(
@@ -261,6 +258,13 @@ def with_earlier_code(
         )
         digests[what] = f"{before}+{now[what]}"
     return digests
+
+
+def is_changed(key: str, before: Any, after: Any) -> ValueError:
+    return ValueError(
+        f"resume: expected {key}={toml(before)}, as the run began with, got {toml(after)}; do not "
+        "change it, or begin another run"
+    )
 
 
 def is_done(what: object, number: int, key: str) -> ValueError:

@@ -182,6 +182,37 @@ def test_other_data_and_code_than_those_of_the_run_are_named(
     assert "model: expected '0.weight' with the frozen values of the run in its_model:net" in line
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("summary.json", "[]", "{run}/summary.json: expected the summary of a run, got a damaged"),
+        ("summary.json", "null", "{run}/summary.json: expected the summary of a run, got a damaged"),
+        ("summary.json", '{"test-loss-last": "much"}', "{run}/summary.json: expected numbers as"),
+        ("summary.json", '{"best-model": 3}', "{run}/summary.json: expected numbers as metrics"),
+        ("config.toml", "?", "{run}: expected a run directory; {run}/config.toml is not valid"),
+        ("config.toml", "lr = 1", "{run}: expected a run directory with [run] in config.toml"),
+        ("config.toml", "used = 3\n[run]", "{run}/config.toml: expected texts in [used.contents]"),
+        ("config.toml", "[run]\n[used]\ncontents = 3", "{run}/config.toml: expected texts in [use"),
+    ],
+)
+def test_a_damaged_run_is_one_line_before_the_data_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, line: str
+) -> None:
+    monkeypatch.setattr(task, "load_task", None)
+    (tmp_path / "config.toml").write_text("[run]\n")
+    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / name).write_text(content)
+    assert line.format(run=tmp_path) in refusal(tmp_path, invoke("evaluate", tmp_path))
+
+
+def test_a_setting_without_effect_is_a_warning(tmp_path: Path, lenet: Path) -> None:
+    words = ("download=true", f"data-dir={tmp_path}")
+    result = invoke("evaluate", lenet, *words)
+    line = "warning: download=true has no effect: nothing reads it without dataset=fashion-mnist|"
+    assert result.stderr.startswith(line)
+    assert "warning" not in result.stderr.partition("\n")[2]
+
+
 def test_the_best_model_of_a_run_that_has_not_ended(tmp_path: Path) -> None:
     success(run(tmp_path, "name=x", "keep-best=test-accuracy"))
     path = tmp_path / "runs" / "x"

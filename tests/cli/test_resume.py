@@ -57,6 +57,28 @@ def test_a_run_that_cannot_resume_gives_one_line(tmp_path: Path) -> None:
         assert "expected a run directory, got a damaged summary.json (" in result.stderr
 
 
+def test_a_config_toml_that_was_edited_is_refused_and_kept(tmp_path: Path) -> None:
+    success(run(tmp_path, "name=x", "num-server-rounds=1"))
+    directory = tmp_path / "runs" / "x"
+    file, line = directory / "config.toml", f"{directory}: expected a run directory"
+    text = file.read_text()
+    for now, message in (
+        (text.replace("lr = 0.1\n", "lr = 0.2\n"), "expected lr=0.1, as the run began with, got 0.2;"),
+        (text + "[run.sam]\nrho = 0.5\n", 'expected sam.rho="auto", as the run began with, got 0.5;'),
+        ("?", f"{line}; {file} is not valid TOML: "),
+        (None, f"{line}; cannot read {file} (No such file or directory); check the path"),
+    ):
+        file.unlink() if now is None else file.write_text(now)
+        result = invoke("resume", directory, "num-server-rounds=2")
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert message in result.stderr
+        assert now is None or file.read_text() == now
+    file.write_text(text)
+    result = invoke("resume", directory, "--round", "-1")
+    assert "expected a checkpoint of round -1, found the one of round 1\n" in result.stderr
+    success(invoke("resume", directory, "num-server-rounds=2"))
+
+
 def test_a_metric_that_is_no_longer_measured_has_no_last_value(tmp_path: Path) -> None:
     success(run(tmp_path, "name=x"))
     directory = tmp_path / "runs" / "x"
