@@ -193,6 +193,8 @@ class RunConfig:
             reasons["eval-train"] = "the clients alone evaluate"
         if self.strategy.is_buffered and self.strategy.concurrency:
             reasons["fraction-train"] = "concurrency is the number of clients at work"
+        if all(self.strategy.steps_of_round(t) == 1 for t in range(self.num_server_rounds)):
+            reasons.setdefault("lr-schedule", "one local step a round has the rate lr")
         parts: list[tuple[str, Any]] = [("", self.task), ("", self.strategy)]
         for name in METHODS:
             if name == self.algo:
@@ -214,6 +216,8 @@ class RunConfig:
             if plugin and (not plugin.is_off or getattr(plugin, strength.name) not in (0, "none")):
                 parts.append((f"{name}.", plugin))
                 reasons |= {key_of(field): why for field, why in plugin.replaces.items()}
+                unused = plugin.unread(self.strategy)
+                reasons |= {f"{name}.{key_of(field)}": why for field, why in unused.items()}
             else:
                 own = (f"{name}.{key_of(field.name)}" for field in others)
                 needs |= dict.fromkeys(own, f"{name}.{key_of(strength.name)}")

@@ -265,7 +265,32 @@ UNREAD: list[tuple[dict[str, Any], dict[str, str]]] = [
         {"algo": "fedavg", "relaxed-init.center": "start"},
         {"relaxed-init.center": "relaxed-init.beta"},
     ),
-    ({"algo": "fedavg", "relaxed-init.beta": 0.1, "relaxed-init.center": "start"}, {}),
+    *(
+        ({"algo": algo, "relaxed-init.beta": 0.1, "relaxed-init.center": "start"}, {})
+        for algo in ("fedprox", "feddyn", "fedspeed", "scaffold")
+    ),
+    *(
+        (
+            {"algo": algo, "relaxed-init.beta": 0.1, "relaxed-init.center": "start"},
+            {
+                "relaxed-init.center": 'relaxed-init.center="start" has no effect: the method has '
+                "no prox or dual term that would have an anchor"
+            },
+        )
+        for algo in ("fedavg", "fedinit", "fedsam", "fedadam")
+    ),
+    *(
+        (
+            {"algo": algo, "lr-schedule": "linear", **steps},
+            {
+                "lr-schedule": 'lr-schedule="linear" has no effect: one local step a round has '
+                "the rate lr"
+            },
+        )
+        for algo, steps in (("fedavg", {"local-steps": 1}), ("dpsgd", {}))
+    ),
+    ({"algo": "fedavg", "lr-schedule": "linear", "local-steps": 2}, {}),
+    ({"algo": "fedavg", "lr-schedule": "linear"}, {}),
     (
         {"relaxed-init.beta": 0, "relaxed-init.center": "start"},
         {"relaxed-init.center": "relaxed-init.beta"},

@@ -58,6 +58,10 @@ class PlugIn(Registered):
             raise ValueError(f"{name} does not support {kind.__name__}: {why}")
         return self
 
+    def unread(self, method: ServerHalf) -> dict[str, str]:
+        """Its options without effect beside ``method``, and why."""
+        return {}
+
     def advice(self) -> str:
         """A warning about the settings, shown before round 1; empty: none."""
         return ""

@@ -155,6 +155,12 @@ class LocalRule(Registered):
         is_default = own.gradient is LocalRule.gradient
         return is_default and own.gradient_result is LocalRule.gradient_result
 
+    @property
+    def reads_broadcast(self) -> bool:
+        """Whether a hook after `start` may read the broadcast; True if unknown."""
+        hooks = ("direction", "gradient_init", "upload", "remember")
+        return any(getattr(type(self), hook) is not getattr(LocalRule, hook) for hook in hooks)
+
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> Any:
         """Client state before the first visit, a NamedTuple of vectors.
 

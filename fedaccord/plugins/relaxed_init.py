@@ -87,6 +87,11 @@ class RelaxedInit(PlugIn):
             )
         return replace(self, sends_start=self.sends_start_to(method))
 
+    def unread(self, method: ServerHalf) -> dict[str, str]:
+        if self.center == "server" or method.reads_anchors or method.rule().reads_broadcast:
+            return {}
+        return {"center": "the method has no prox or dual term that would have an anchor"}
+
     def advice(self) -> str:
         if self.beta <= BOUND:
             return ""
