@@ -65,6 +65,7 @@ def run(
         share = config.strategy.fraction_train
         first_of(guarantee, share, config.num_server_rounds, config.num_clients)
     task = load_task(config.task, num_clients=config.num_clients)
+    check_examples(task, config.strategy)
     report = partition_report(task)
     counts = {"duplicated": report.duplicated, "unused": report.unused}
     facts = {name: count for name, count in counts.items() if count is not None}
@@ -149,6 +150,17 @@ def _clients(
         on_client=on_client,
     ) as fleet:
         yield lambda _: fleet
+
+
+def check_examples(task: Task, method: FederatedStrategy) -> None:
+    """Raise ValueError, in one line, if the reply of every client would be dropped."""
+    sizes = map(task.num_examples, range(len(task.clients)))
+    if all(size > method.max_examples for size in sizes):
+        least = min(map(task.num_examples, range(len(task.clients))))
+        raise ValueError(
+            f"max-examples: expected at least {least}, the samples of the smallest client, got "
+            f"{method.max_examples}: all replies would be dropped"
+        )
 
 
 def partition_report(task: Task) -> partition.Report:
@@ -304,6 +316,7 @@ def simulate(
     else:
         task = load_task(config.task, num_clients=config.num_clients)
     method = config.strategy
+    check_examples(task, method)
     chosen = threads.of_task(config.threads, task, method, config.workers)
     checkpoint = None if resume is None else Checkpoints(Path(resume) / logbook.FOLDER).load()
     if checkpoint is not None and vectorize == "auto":

@@ -134,12 +134,13 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
 def check_numbers(session: Session, request: TrainRequest, reply: TrainReply) -> None:
     """Raise ValueError, in one line, if the numbers beside an upload are impossible."""
     instruction = request.instruction
-    _check_count("num-examples", reply.examples, 1, session.method.max_examples)
+    most = session.method.max_examples
+    _check_count("num-examples", reply.examples, 1, most, " (max-examples)")
     if instruction.local_steps:
         _check_count("steps", reply.steps, instruction.local_steps, instruction.local_steps)
     else:  # each step uses at least one sample
-        most = instruction.local_epochs * reply.examples
-        _check_count("steps", reply.steps, 1, most, " (local-epochs times num-examples)")
+        steps = instruction.local_epochs * reply.examples
+        _check_count("steps", reply.steps, 1, steps, " (local-epochs times num-examples)")
     if reply.seconds is not None:
         _check_number("seconds", reply.seconds, 0, MAX_SECONDS)
     if not isinstance(reply.loss, Tensor):

@@ -119,6 +119,7 @@ def test_every_key_is_listed() -> None:
         ),
         ("local-parameters=heed.*", "names of trained parameters, 'heed.*' matches none; the"),
         ("min-replies=3", "min-replies: expected at most 2, the clients of a round (of 4"),
+        ("max-examples=358", "max-examples: expected at least 359, the samples of the smallest"),
         ("num-clients=2000", "1438 samples for 2000 clients"),
         ("device=cuda:99", "device: expected one of cpu"),
         ("dataset=cifar10", "set download=true"),

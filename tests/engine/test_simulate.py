@@ -371,6 +371,7 @@ def test_a_model_by_name_fits_the_clients_tensors() -> None:
         ({"model": "lenett"}, "model: expected one of linear, mlp, lenet, "),
         ({"participation": 1.5}, "fraction-train: expected at least 1e-06 and at most 1, got"),
         ({"participation": [[0]]}, "participation: expected a cohort for each of 4 rounds, got 1"),
+        ({"max_examples": 1}, "max-examples: expected at least "),
         ({"rounds": 0}, "num-server-rounds: expected at least 1, got 0"),
         ({"local_stepps": 3}, "unknown key 'local-stepps' (did you mean local_steps=... or "),
         ({"algo": "scafold"}, "algo: expected one of afedpd, "),

@@ -197,7 +197,10 @@ REST: dict[str, tuple[Spoil, str]] = {
     **{f"{x} examples": (number("num-examples", x), EXAMPLES) for x in (0, -3, 0.5, 2**62)},
     "NaN examples": (number("num-examples", math.nan), EXAMPLES),
     "a list of examples": (number("num-examples", [12]), EXAMPLES),
-    "examples that nobody can hold": (number("num-examples", 10**7 + 1), EXAMPLES),
+    "examples that nobody can hold": (
+        number("num-examples", 10**7 + 1),
+        "an integer from 1 to 10000000 (max-examples), got",
+    ),
     "no examples": (with_metrics("num-examples"), "with num-examples, steps, train-loss"),
     **{f"{x:g} steps": (number("steps", x), STEPS) for x in (0, -3, 1e300, math.nan, 10**9)},
     "a list of steps": (number("steps", [2] * 10**5), STEPS),
