@@ -14,6 +14,7 @@ from fedaccord.core.optimizer import OPTIMIZERS, SGD, Optimizer
 from fedaccord.core.options import (
     check_option,
     did_you_mean,
+    is_path,
     key_of,
     meaning,
     option,
@@ -310,8 +311,7 @@ def affecting(*what: str) -> set[str]:
 
 def paths(values: Mapping[str, Any]) -> list[str]:
     """The keys among ``values`` that hold a path, and are not empty."""
-    rules = {key: field.metadata for key, field in keys().items() if field.metadata["path"]}
-    return [k for k, rule in rules.items() if values.get(k) and values[k] not in rule["choices"]]
+    return [key for key, field in keys().items() if is_path(values.get(key), field)]
 
 
 def resolved(config: RunConfig) -> dict[str, Any]:

@@ -82,7 +82,8 @@ def test_keys_whose_values_are_paths() -> None:
     for key, field in config.keys().items():
         assert field.metadata["path"] == (key in paths) == ("absolute" in field.metadata["doc"])
     assert config.paths(config.defaults()) == []
-    assert config.paths({"device-profile": "lognormal", "state-dir": "/x"}) == ["state-dir"]
+    for word in ("lognormal", "LogNormal"):
+        assert config.paths({"device-profile": word, "state-dir": "/x"}) == ["state-dir"]
 
 
 def test_names_of_keys_do_not_collide() -> None:
@@ -208,6 +209,9 @@ def test_a_bad_setting_is_one_line_that_names_the_key(values: dict[str, Any], li
     [
         ("algo", "scafold", "scaffold"),
         ("algo", "fed-init", "fedinit"),
+        ("algo", "FEDAVG", "fedavg"),
+        ("model", "MLP", "mlp"),
+        ("device-profile", "LogNormal", "lognormal"),
         ("dataset", "cifar-10", "cifar10"),
         ("partition", "dirchlet", "dirichlet"),
     ],

@@ -62,6 +62,8 @@ def _read(path: Path, *keys: str) -> list[Mapping[str, Any]]:
     try:
         with path.open("rb") as file:
             content = _Plain(file).load()
+    except OSError as error:
+        raise ValueError(f"cannot read {path} ({error.strerror}); check the path") from None
     except Exception as error:  # an invalid pickle raises one of a dozen kinds
         raise ValueError(f"{path}: expected a FedScale trace, got {error}") from None
     is_trace = isinstance(content, dict) and content and all(isinstance(k, int) for k in content)

@@ -97,6 +97,12 @@ def check_option(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
     return value
 
 
+def is_path(value: Any, field: "dataclasses.Field[Any]") -> bool:
+    """Whether a value of an option is a path: no other word than one that the option accepts."""
+    rule = field.metadata
+    return bool(rule["path"] and value and (not rule["choices"] or value in rule["also"]))
+
+
 def range_text(field: "dataclasses.Field[Any]") -> str:
     """The allowed values of an option in words."""
     rule = field.metadata
@@ -167,9 +173,10 @@ def _indented(text: str) -> list[str]:
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """A suggestion for a word that is not among the known ones; may be empty."""
-    match = difflib.get_close_matches(word, list(names), n=1)
-    return f" (did you mean {match[0]!r}?)" if match else ""
+    """A suggestion for a word that is not among the known ones, in any case; may be empty."""
+    by_lower = {name.lower(): name for name in names}
+    match = difflib.get_close_matches(word.lower(), by_lower, n=1)
+    return f" (did you mean {by_lower[match[0]]!r}?)" if match else ""
 
 
 def listed(items: Iterable[Any], most: int = 10) -> str:

@@ -53,7 +53,11 @@ def _parse(file: str) -> Any:
         if Path(file).exists() and not Path(file).is_file():  # a pipe would block
             raise ValueError("not a file")
         return json.loads(Path(file).read_text(encoding="utf-8-sig"), object_pairs_hook=_each_once)
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ValueError(
+            f"partition-file: cannot read {file!r} ({error.strerror}); check the path"
+        ) from None
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"partition-file: cannot read {file!r} as JSON: {error}; write it anew"
         ) from error

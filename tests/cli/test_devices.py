@@ -85,7 +85,8 @@ def test_a_damaged_trace_is_one_line(content: bytes, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     trace.write_bytes(content)
     assert "expected a FedScale trace" in refusal(tmp_path, invoke("devices", trace))
-    assert "No such file" in refusal(tmp_path, invoke("devices", tmp_path / "none"))
+    line = f"cannot read {tmp_path / 'none'} (No such file or directory); check the path"
+    assert line in refusal(tmp_path, invoke("devices", tmp_path / "none"))
 
 
 def test_a_device_that_is_never_active(tmp_path: Path) -> None:

@@ -122,6 +122,10 @@ def test_every_key_is_listed() -> None:
         ("max-examples=358", "max-examples: expected at least 359, the samples of the smallest"),
         ("num-clients=2000", "1438 samples for 2000 clients"),
         ("device=cuda:99", "device: expected one of cpu"),
+        (
+            "partition-file=/none partition=file",
+            "partition-file: cannot read '/none' (No such file or directory); check the path",
+        ),
         ("dataset=cifar10", "set download=true"),
         ("threads=100000", "threads: expected at most "),
         ("out-dir=/dev/null/runs", "out-dir: cannot write to"),
@@ -134,7 +138,7 @@ def test_a_bad_setting_gives_one_line(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("FEDACCORD_CACHE", str(tmp_path / "cache"))
-    assert message in refusal(tmp_path, run(tmp_path, word))
+    assert message in refusal(tmp_path, run(tmp_path, *word.split()))
 
 
 def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:

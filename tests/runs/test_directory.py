@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from fedaccord import runs
 from fedaccord.config import RunConfig, in_use, resolved
-from fedaccord.runs import RunDirectory, directory, flatten, naming, tables
+from fedaccord.runs import RunDirectory, flatten, naming, tables
 from fedaccord.runs.lock import Lock, LockedError
 
 SETTINGS = RunConfig.make({}).flat
@@ -351,7 +351,10 @@ def test_the_default_place_is_in_the_home_folder(
         ("runs", "x", "out-dir: expected an absolute path, got 'runs'"),
         *[(f"{{}}/file{end}", "x", "out-dir: cannot write to ") for end in ("", "/deeper")],
         ("{}", "x" * 300, f"name: .*{'x' * 300} is too long; shorten it, or out-dir$"),
-        *[("{}", name, "name: expected no control") for name in (" ", "x ", "a/ x", "a\nb", "\x1b")],
+        *[
+            ("{}", name, "name: expected no control")
+            for name in (" ", "x ", "a/ x", "a\nb", "\x1b")
+        ],
         ("{}", "run/x", "name: .*/run/x is inside of the run .*/run, where `fedaccord compare`"),
         ("{}", "run/deeper/x", "name: .* is inside of the run .*/run, "),
         *[("{}/run", name, "name: .* is inside of the run .*/run, ") for name in ("", "x")],
