@@ -92,8 +92,10 @@ def compare(
         import_module("matplotlib")  # before the folder is created
         from fedaccord.experiments.analysis.figures import save
 
-        with refusing(OSError):
+        try:
             written = save(groups, figures, metric)
+        except OSError as error:
+            stop(f"--figures: cannot write to {figures} ({error.strerror}); name another folder", 2)
     console = make_console()
     form = Format.JSON if as_json else form
     if form is Format.TABLE:

@@ -8,8 +8,9 @@ from rich.console import Console
 
 from fedaccord.cli.console import make_console, print_table, stop, warn
 from fedaccord.cli.settings import Pairs, read_settings
-from fedaccord.cli.watch import progress, resumable, rounds, watched
+from fedaccord.cli.watch import make_folder, progress, resumable, rounds, watched
 from fedaccord.federation.eta import Eta
+from fedaccord.process import threads
 from fedaccord.process.interrupts import interruptible
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def reproduce(
         study = Study.make(find(table), chosen, range(seeds), rounds, changes)
         for line in study.warnings():
             warn(line)
+        threads.check(workers, "workers")
         options = SweepOptions(workers=workers)
         if not study.table.is_run:
             _costs(console, study.table)
@@ -93,6 +95,7 @@ def reproduce(
             raise ValueError(
                 f"--page: expected a Markdown file, beside which a CSV file is stored, got {page}"
             )
+        make_folder(folder)
         _run(console, study, options, folder, written)
     console.print(f"page: {written}\nruns: {folder}", soft_wrap=True)
 

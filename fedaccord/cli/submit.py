@@ -57,6 +57,8 @@ def submit(
     from fedaccord.config import RunConfig
     from fedaccord.storage.store import EARLIER_START
 
+    if "=" in superlink:
+        stop(f"SUPERLINK: expected a name of Flower's configuration first, got {superlink!r}", 2)
     settings = checked(pairs or [], config, preset)
     with refusing(ValueError, FileNotFoundError):
         folder = _app_folder(app)

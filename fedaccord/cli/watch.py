@@ -30,6 +30,16 @@ def resumable(folder: Path | None) -> Iterator[None]:
         stop(f"{error}; the same command resumes", 1)
 
 
+def make_folder(folder: Path) -> None:
+    """Make the folder of ``--out``. Raises ValueError, in one line, if that is impossible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"--out: cannot write to {folder} ({error.strerror}); name another folder"
+        ) from None
+
+
 @contextmanager
 def watched(
     console: Console, count: Callable[[], int], show: Callable[[int], None]

@@ -56,13 +56,13 @@ class Threads(NamedTuple):
             torch.set_num_threads(before)
 
 
-def check(wanted: int) -> None:
-    """Raises ValueError if ``threads`` is more than this machine has cores."""
+def check(wanted: int, key: str = "threads") -> None:
+    """Raises ValueError, which names the ``key``, if it is more than this machine has cores."""
     cores = os.cpu_count() or 1
     if wanted > cores:
         raise ValueError(
-            f"threads: expected at most {cores}, the cores of this machine, got {wanted}; "
-            "0 uses as many as suit the model"
+            f"{key}: expected at most {cores}, the cores of this machine, got {wanted}; "
+            "0 uses a fitting number"
         )
 
 

@@ -114,6 +114,13 @@ def test_no_command_replaces_a_file_of_a_run(words: str, line: str, tmp_path: Pa
     assert {file: file.read_bytes() for file in run.iterdir()} == before
 
 
+def test_figures_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
+    run = write(tmp_path, [0.1, 0.5])
+    for folder in ("/proc/x", run / "metrics.csv"):
+        line = refusal(tmp_path, invoke("compare", run, "--figures", folder))
+        assert f"--figures: cannot write to {folder} (" in line
+
+
 @pytest.mark.parametrize("form", ["table", "csv", "markdown", "latex", "json"])
 def test_control_characters_in_a_run_directory_are_escaped(form: str, tmp_path: Path) -> None:
     for algo, seed in ((f"fed{HOSTILE}avg", 0), ("fedavg", 0), (f"fed{HOSTILE}avg", HOSTILE)):

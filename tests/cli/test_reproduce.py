@@ -90,6 +90,11 @@ def test_a_dry_run_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ((), "expected a TABLE, got none; `fedaccord reproduce --list`"),
         (("fedint-table1",), "got 'fedint-table1' (did you mean 'fedinit-table1'?)"),
         (("lenet",), "--out: expected a folder for the runs, got none"),
+        (
+            ("lenet", "--out", "/proc/x"),
+            "--out: cannot write to /proc/x (No such file or directory)",
+        ),
+        (("lenet", "--workers", "9999"), "workers: expected at most "),
         (("lenet", "--cells", "fedavgg/*"), "--cells: expected a name or pattern"),
         (("lenet", "--out", "x", "--page", "x.csv"), "--page: expected a Markdown file, beside"),
         (("lenet", "seed=3"), "seed: `reproduce` sets it for each run; leave it out"),

@@ -63,8 +63,14 @@ def test_a_config_toml_that_was_edited_is_refused_and_kept(tmp_path: Path) -> No
     file, line = directory / "config.toml", f"{directory}: expected a run directory"
     text = file.read_text()
     for now, message in (
-        (text.replace("lr = 0.1\n", "lr = 0.2\n"), "expected lr=0.1, as the run began with, got 0.2;"),
-        (text + "[run.sam]\nrho = 0.5\n", 'expected sam.rho="auto", as the run began with, got 0.5;'),
+        (
+            text.replace("lr = 0.1\n", "lr = 0.2\n"),
+            "expected lr=0.1, as the run began with, got 0.2;",
+        ),
+        (
+            text + "[run.sam]\nrho = 0.5\n",
+            'expected sam.rho="auto", as the run began with, got 0.5;',
+        ),
         ("?", f"{line}; {file} is not valid TOML: "),
         (None, f"{line}; cannot read {file} (No such file or directory); check the path"),
     ):

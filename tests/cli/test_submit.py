@@ -190,3 +190,10 @@ def test_a_wrong_setting_is_refused_before_anything_is_submitted(
     flwr.answers()
     assert line in refusal(tmp_path, invoke("submit", "lab", *words))
     assert flwr.calls == []
+
+
+def test_a_setting_is_no_name_of_a_superlink(flwr: Flwr, tmp_path: Path) -> None:
+    flwr.answers()
+    line = "SUPERLINK: expected a name of Flower's configuration first, got 'lr=nan'"
+    assert line in refusal(tmp_path, invoke("submit", "lr=nan", "algo=fedavg"))
+    assert flwr.calls == []

@@ -103,6 +103,7 @@ def test_settings_after_the_file_replace_those_of_run(tmp_path: Path) -> None:
         ("[sweep", "is not valid TOML"),
         ("[sweep]\nserach = 1", "unknown key 'serach' (did you mean 'search'?)"),
         ("run = 3", "expected a table [run], got 3"),
+        ("[sweep]\nworkers = 9999", "[sweep] workers: expected at most "),
         ("", "--out: expected a folder"),
     ],
 )
@@ -113,6 +114,16 @@ def test_a_bad_file_gives_one_line(tmp_path: Path, text: str | None, message: st
     out = ("--out", tmp_path / "out") if text != "" else ()
     assert message in refusal(tmp_path, invoke("sweep", file, *out))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("out", ["/proc/x", "{}/file"])
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, out: str) -> None:
+    (tmp_path / "file").touch()
+    folder = out.format(tmp_path)
+    result = invoke("sweep", write(tmp_path, content({"algo": ["fedavg"]})), "--out", folder)
+    line = refusal(tmp_path, result)
+    assert f"--out: cannot write to {folder} (" in line
+    assert line.endswith("; name another folder\n")
 
 
 def test_missing_data_give_one_line_and_no_row(tmp_path: Path) -> None:

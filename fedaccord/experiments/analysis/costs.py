@@ -36,6 +36,8 @@ class Point(NamedTuple):
                 f"--at: expected simulated seconds, as 3600, or COST=NUMBER with one of "
                 f"{', '.join(COSTS)}, got {at!r}"
             )
+        if point.value <= 0:
+            raise ValueError(f"--at: expected a cost above 0, got {at!r}")
         return point
 
 

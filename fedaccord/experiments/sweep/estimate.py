@@ -99,7 +99,8 @@ def estimate(plan: Plan, plan_parts: Sequence[Part], share: float = 1.0) -> str:
     total = share * sum(each)
     if plan.options.ray_address:
         return f"{_words(total)} of one trial after another, {seconds:.2g} s a round"
-    number = threads.processes(plan.options.workers)
+    runs = sum(part.runs for part in plan_parts)
+    number = min(threads.processes(plan.options.workers), runs)
     total = total / number + (_start_of_process() if number > 1 else 0)
     processes = f"{number} process{'es' if number > 1 else ''}"
     return f"about {_words(total)} with {processes}, {seconds:.2g} s a round of {method}"

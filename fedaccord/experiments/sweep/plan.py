@@ -13,6 +13,7 @@ from fedaccord.core.options import check_option, did_you_mean, key_of, option, o
 from fedaccord.experiments.sweep import space
 from fedaccord.experiments.sweep.configuration import Configuration
 from fedaccord.experiments.sweep.space import Choices, Space, Values
+from fedaccord.process import threads
 from fedaccord.runs import flatten
 from fedaccord.runs.metrics import AT, is_loss, is_share, metric_of
 from fedaccord.strategies import METHODS
@@ -324,6 +325,7 @@ def _options(table: Mapping[str, Any]) -> SweepOptions:
             if key in table
         }
     )
+    threads.check(checked.workers, "[sweep] workers")
     measured = metric_of(checked.metric) or metric_of(f"test-{checked.metric}")
     if is_share(measured) and checked.target > 1:
         raise ValueError(

@@ -30,6 +30,7 @@ def write(
     """
     settings = SETTINGS | {key.replace("_", "-"): value for key, value in keys.items()}
     name = "-".join(str(settings[key]) for key in ("algo", "lr", "seed"))
+    name = "".join(c if c.isprintable() else "_" for c in name)
     behind = {f"{CONTENTS}{key}": digest for key, digest in (contents or {}).items()}
     behind |= {"gradients-per-step": 2, **(used or {})}
     run = RunDirectory(str(folder), name, settings, behind)

@@ -121,6 +121,9 @@ def test_without_a_clock_there_is_no_column_and_no_ranking_by_it(tmp_path: Path)
     for at in ("soon", "nan", "metres=3", "dp-epsilon="):
         with pytest.raises(ValueError, match="--at: expected simulated seconds, as 3600, or COST="):
             summary(groups(tmp_path), at=at)
+    for at in ("round=0", "-5"):
+        with pytest.raises(ValueError, match=f"^--at: expected a cost above 0, got '{at}'$"):
+            summary(groups(tmp_path), at=at)
 
 
 def test_a_run_without_rounds_beside_private_ones_ends_nothing(tmp_path: Path) -> None:

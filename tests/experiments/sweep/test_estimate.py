@@ -74,6 +74,13 @@ def test_an_estimate_finds_a_metric_that_is_not_measured() -> None:
             estimate(plan, parts(plan))
 
 
+def test_a_sweep_has_at_most_a_process_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedaccord.process.threads.cores", lambda: 64)
+    monkeypatch.setattr("fedaccord.experiments.sweep.estimate._start_of_process", lambda: 0.0)
+    plan = make({"algo": ["fedavg"], "lr": [0.1, 0.2]}, tune=False, workers=0)
+    assert "with 2 processes, " in estimate(plan, parts(plan))
+
+
 def test_an_estimate_is_in_fitting_units() -> None:
     plan = make({"algo": ["fedavg"]})
     assert re.match(r"about [\d.e-]+ (seconds|minutes) with 1 process", estimate(plan, parts(plan)))
