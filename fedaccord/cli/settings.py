@@ -24,7 +24,8 @@ Pairs = Annotated[
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
-        help="TOML file of settings, as a run's config.toml; KEY=VALUE pairs override it.",
+        help="TOML file of settings, as a run's config.toml or a Flower app's pyproject.toml; "
+        "KEY=VALUE pairs override it.",
         metavar="FILE",
     ),
 ]

@@ -95,7 +95,7 @@ class TaskConfig:
     )
     partition_file: str = option(
         "",
-        "file: absolute path of JSON, a list of index lists or {'0': [indices], '1': ...}",
+        'file: absolute path of JSON, a list of index lists or {"0": [indices], "1": ...}',
         only={"partition": ["file"]},
         path=True,
     )
