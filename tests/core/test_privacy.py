@@ -1,6 +1,7 @@
 """Clipped and noisy sums: their sensitivity, their noise, the adaptive clip."""
 
 import math
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -101,18 +102,29 @@ def test_fields_share_one_norm_and_a_cohort_is_clipped_by_rows() -> None:
 # --- noise ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("normal", [seeded(3, 7), p.secret], ids=["seed", "system"])
-def test_noise_on_a_sum_has_the_stated_deviation(normal: p.Normal) -> None:
+@pytest.mark.parametrize("kind", [Model, METHODS["scaffold"]().rule().sends], ids=["one", "two"])
+@pytest.mark.parametrize("is_secret", [False, True], ids=["seed", "system"])
+def test_noise_on_a_sum_has_the_stated_deviation(
+    is_secret: bool, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each field, of its own, also beyond the numbers that are drawn at a time."""
+    monkeypatch.setattr(p, "CHUNK", 999)
+    normal = p.secret if is_secret else seeded(3, 7)
     n, z, S = 10**5, 1.7, 0.3
     w = torch.zeros(n, dtype=torch.float64)
-    mean, _ = release(Privacy(0, z, S, Q, False), [], w, Model, ("w",), C, normal)
-    noise = mean.w * (Q * C) / (z * S)
-    assert abs(float(noise.std()) - 1) < 5 / math.sqrt(2 * n)
-    assert abs(float(noise.mean())) < 5 / math.sqrt(n)
-    assert abs(float((noise**4).mean()) - 3) < 5 * math.sqrt(96 / n)
-    assert abs(float((noise[::2] * noise[1::2]).mean())) < 5 / math.sqrt(n / 2)
-    halves = noise.view(2, -1)
-    assert abs(float((halves[0] * halves[1]).mean())) < 5 / math.sqrt(n / 2)
+    mean, _ = release(Privacy(0, z, S, Q, False), [], w, kind, ("w",), C, normal)
+    for v in mean:
+        noise = v * (Q * C) / (z * S)
+        assert abs(float(noise.std()) - 1) < 5 / math.sqrt(2 * n)
+        assert abs(float(noise.mean())) < 5 / math.sqrt(n)
+        assert abs(float((noise**4).mean()) - 3) < 5 * math.sqrt(96 / n)
+        assert abs(float((noise[::2] * noise[1::2]).mean())) < 5 / math.sqrt(n / 2)
+        halves = noise.view(2, -1)
+        assert abs(float((halves[0] * halves[1]).mean())) < 5 / math.sqrt(n / 2)
+        assert abs(float(noise[-1000:].std()) - 1) < 5 / math.sqrt(2 * 1000)
+        assert noise.all()
+    for one, other in combinations(mean, 2):
+        assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 5 / math.sqrt(n)
 
 
 def test_noise_of_a_simulation_belongs_to_seed_and_round_and_that_of_the_system_to_none() -> None:
@@ -120,12 +132,6 @@ def test_noise_of_a_simulation_belongs_to_seed_and_round_and_that_of_the_system_
     others = [seeded(1, 3)(9), seeded(2, 2)(9), p.secret(9), p.secret(9)]
     assert len({tuple(x.tolist()) for x in [seeded(1, 2)(9), *others]}) == 5
     assert p.secret(3).shape == (3,)
-
-
-def test_fields_have_noise_of_their_own() -> None:
-    rule = METHODS["scaffold"]().rule()
-    mean, _ = release(Privacy(0, 1.0, 1.0, Q, False), [], W, rule.sends, ("w",), C, seeded(0, 0))
-    assert abs(float(torch.corrcoef(torch.stack([mean.w - W, mean.dc_i]))[0, 1])) < 0.99
 
 
 # --- the adaptive clip ----------------------------------------------------------------------------

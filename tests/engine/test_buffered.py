@@ -270,6 +270,21 @@ def test_the_server_knows_the_mean_of_the_clients_memories(
         torch.testing.assert_close(mean, summed, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("buffer", [2, 4])
+def test_the_mean_of_duals_if_a_visit_begins_late_and_lasts_long(
+    buffer: int, tmp_path: Path
+) -> None:
+    """The server keeps the step before the first that client 7 misses, though no other needs it."""
+    schedule, states = [[0, 1, 2, 3]] * 3 + [[0, 1, 2, 3, 7]] * 27, list[RoundState]()
+    own = buffered(tmp_path, (1, 1, 1, 1, 1, 1, 1, 20), buffer_size=buffer)
+    method = method_of("afedpd", **own)
+    history = run(method, schedule, on_round=lambda round: states.append(round.state))
+    assert history.metrics["staleness"].max() >= 1
+    for s, every in zip(states, history.states, strict=True):
+        mean = true_duals(method, s, every).mean(0)
+        torch.testing.assert_close(mean, s.server.lam_bar, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("name", "method"),
     [("fedavg", "none"), ("fedavg", "topk"), ("afedpd", "none"), ("scaffold", "none")],

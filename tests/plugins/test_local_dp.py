@@ -82,8 +82,12 @@ def test_what_is_noised_has_at_most_the_norm_of_the_clip(
 
 
 @pytest.mark.parametrize("secret", [False, True], ids=["seed", "system"])
-def test_the_noise_of_an_upload_has_the_stated_deviation(secret: bool) -> None:
-    """Of clients, fields and rounds each its own: eight vectors without correlation."""
+def test_the_noise_of_an_upload_has_the_stated_deviation(
+    secret: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of clients, fields and rounds each its own: eight vectors without correlation; also beyond
+    the numbers that are drawn at a time."""
+    monkeypatch.setattr("fedaccord.core.privacy.CHUNK", 999)
     n, rule = 10**5, METHODS["scaffold"]().rule()
     w = torch.zeros(2, n, dtype=torch.float64)
     plugin = DP(clip=0.3, noise_multiplier=1.7, where="client", models="w")
@@ -92,6 +96,8 @@ def test_the_noise_of_an_upload_has_the_stated_deviation(secret: bool) -> None:
     correlations = noise @ noise.mT / n - torch.eye(8, dtype=torch.float64)
     assert float(correlations.abs().max()) < 5 * math.sqrt(2 / n)
     assert float(((noise**4).mean(1) - 3).abs().max()) < 5 * math.sqrt(96 / n)
+    assert float((noise[:, -1000:].std(1) - 1).abs().max()) < 5 / math.sqrt(2 * 1000)
+    assert noise.all()
     again = sent(plugin, rule.sends(w[0], w[0]), w[0], at(0, 5, secret=secret))
     assert torch.equal(again.w, ups[0].w[1]) != secret
     if not secret:
