@@ -58,7 +58,11 @@ def submit(
     from fedaccord.storage.store import EARLIER_START
 
     if "=" in superlink:
-        stop(f"SUPERLINK: expected a name of Flower's configuration first, got {superlink!r}", 2)
+        stop(
+            f"SUPERLINK: expected a name of Flower's configuration first, got {superlink!r}; put "
+            "it before the settings",
+            2,
+        )
     settings = checked(pairs or [], config, preset)
     with refusing(ValueError, FileNotFoundError):
         folder = _app_folder(app)
