@@ -166,7 +166,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [  # ...: more follows
     ({"fraction-train": 1e-9}, "fraction-train: expected at least 1e-06 and at most 1, got 1e-09"),
     ({"download": 1}, "download: expected true or false, got 1"),
     ({"name": 3}, "name: expected a string, got 3"),
-    ({"out-dir": "/a\0b"}, "out-dir: expected a text without the character NUL, got '/a\\x00b'"),
+    ({"out-dir": "/a\0b"}, "out-dir: expected a path without the character NUL, got '/a\\x00b'"),
     (
         {"algo": "centralised"},
         "algo=centralised: now fedavg with one client; set algo=fedavg num-c...",

@@ -78,7 +78,8 @@ def check_option(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
     if type(value) is not kind:
         raise ValueError(f"{name}: expected {_name(kind)}, got {value!r}")
     if kind is str and "\0" in value:
-        raise ValueError(f"{name}: expected a text without the character NUL, got {value!r}")
+        what = "a path" if rule["path"] else "a text"
+        raise ValueError(f"{name}: expected {what} without the character NUL, got {value!r}")
     if rule["choices"] and value not in rule["choices"] and value not in rule["also"]:
         near = did_you_mean(value, rule["choices"])
         raise ValueError(f"{name}: expected one of {range_text(field)}, got {value!r}{near}")

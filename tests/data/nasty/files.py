@@ -67,15 +67,15 @@ PARTITIONS: Cases = {
         SIX,
     ),
     "a sample twice in a client": (parts("[[0, 0], [1]]"), "as sample 0 to client 0", SIX),
+    "no partition file": (partition_at("/no/such.json"), "(No such file or directory); check the"),
+    "a NUL in a partition file's path": (partition_at("/x\0y"), "expected a path without the ch"),
     "samples of no client": (parts("[[0], [5]]"), "", SIX),
 }
 PARTITIONS |= alike(
     "as JSON",
     "",
     {
-        "no partition file": partition_at("/no/such.json"),
         "a pipe for a partition file": partition_pipe,
-        "a NUL in a partition file's path": partition_at("/x\0y"),
         "an empty partition file": parts(""),
         "brackets 100,000 deep": parts("[" * 100_000),
         "a sample of 10^5000": parts("[[0], [" + "1" + "0" * 5000 + "]]"),
