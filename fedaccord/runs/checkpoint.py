@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedaccord.storage.files import read_json, replace, unfinished
-from fedaccord.storage.tensors import map_tensors, read_tensors, write_tensors
+from fedaccord.storage.tensors import crc32_of, map_tensors, read_tensors, write_tensors
 
 FORMAT = 1  # of the files; another one is refused
 KEPT = 2
@@ -103,7 +103,7 @@ class Checkpoints:
         files |= {name: self._sums[name] for name in (*past, *names.values())}
         content = {"facts": facts, "clients": names, "files": files}
         text = json.dumps(content)
-        whole = {"format": FORMAT, "sum": zlib.crc32(text.encode()), "content": content}
+        whole = {"format": FORMAT, "crc32": zlib.crc32(text.encode()), "content": content}
         replace(self.folder / f"{number}.json", json.dumps(whole).encode(), durable=True)
         self.forget(*self.numbers()[:-KEPT])
 
@@ -176,8 +176,8 @@ class Checkpoints:
         whole = read_json(self.folder / f"{number}.json")
         if whole["format"] != FORMAT:
             raise ValueError(f"format {whole['format']}, this version reads {FORMAT}")
-        if zlib.crc32(json.dumps(whole["content"]).encode()) != whole["sum"]:
-            raise ValueError("not what was written")
+        if zlib.crc32(json.dumps(whole["content"]).encode()) != crc32_of(whole):
+            raise ValueError("expected the checksum that was written, got another")
         return dict(whole["content"])
 
     def _read(self, name: str) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from fedaccord.core.vectors import fill, leaves
 from fedaccord.storage.files import of_file, read_json, replace
 from fedaccord.storage.store import Memory, MissingStateError, Store, Version
-from fedaccord.storage.tensors import map_tensors, write_tensors
+from fedaccord.storage.tensors import crc32_of, map_tensors, write_tensors
 
 log = logging.getLogger("flwr")
 
@@ -86,7 +86,7 @@ class DiskStore(Store):
         try:
             index = read_json(path)
             latest, before, durable = (
-                v and Version(v["round"], VersionFile(folder / v["name"], v["sum"]))
+                v and Version(v["round"], VersionFile(folder / v["name"], crc32_of(v)))
                 for v in index["versions"]
             )
             return Memory(latest, before, index["attempt"], durable)
@@ -99,7 +99,7 @@ class DiskStore(Store):
     def save(self, client: int, memory: Memory) -> None:
         content = {
             "versions": [
-                v and {"round": v.round, "name": v.state.path.name, "sum": v.state.crc32}
+                v and {"round": v.round, "name": v.state.path.name, "crc32": v.state.crc32}
                 for v in (memory.latest, memory.before, memory.durable)
             ],
             "attempt": memory.attempt,

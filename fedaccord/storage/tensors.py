@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save
@@ -25,6 +26,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
     return zlib.crc32(content)
 
 
+def crc32_of(entry: Mapping[str, Any]) -> int:
+    """The checksum in an entry of JSON; earlier versions called it a sum. Raises KeyError."""
+    return int(entry["crc32"] if "crc32" in entry else entry["sum"])
+
+
 def map_tensors(path: Path, crc32: int) -> dict[str, Tensor]:
     """As `read_tensors`, but unused tensors need no memory; the file may be deleted."""
     actual = 0
@@ -42,7 +48,10 @@ def read_tensors(path: Path, crc32: int) -> dict[str, Tensor]:
 
 def _loaded(path: Path, same: bool, read: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     if not same:
-        raise ValueError(f"{path.name} is not what was written")
+        raise ValueError(
+            f"expected {path.name} with the checksum that was written, got another: the file was "
+            "changed or cut"
+        )
     try:
         return read()
     except SafetensorError as error:

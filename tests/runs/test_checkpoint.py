@@ -58,7 +58,7 @@ def test_the_file_of_a_past_round_is_written_once(tmp_path: Path) -> None:
     assert names_left == {f"server.x.{t}.safetensors" for t in (2, 3, 4)}
     assert Checkpoints(tmp_path).load(3).server.keys() == {"w", "server.x.2", "server.x.3"}
     (tmp_path / "rounds" / "server.x.2.safetensors").write_bytes(b"other bytes")
-    with pytest.raises(DamagedError, match=r"server\.x\.2\.safetensors is not what was written"):
+    with pytest.raises(DamagedError, match=r"expected server\.x\.2\.safetensors with the checksum"):
         Checkpoints(tmp_path).load()
 
 
@@ -86,9 +86,19 @@ def test_a_readable_file_with_other_content_is_damaged(
     before = (tmp_path / file).read_bytes()
     change(tmp_path / file)
     assert (tmp_path / file).read_bytes() != before
-    with pytest.raises(DamagedError, match=r"not what was written\); the one before is of round 1"):
+    with pytest.raises(
+        DamagedError, match=r"the checksum that was written, got another.*\); the one before"
+    ):
         Checkpoints(tmp_path).load()
     assert Checkpoints(tmp_path).load(1).number == 1
+
+
+def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """Its checksum had another name."""
+    save(tmp_path, 1)
+    file = tmp_path / "1.json"
+    file.write_text(file.read_text().replace('"crc32"', '"sum"', 1))
+    assert Checkpoints(tmp_path).load().number == 1
 
 
 @pytest.mark.parametrize("writes", range(4))
