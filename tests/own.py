@@ -197,6 +197,10 @@ def augmented_by_name() -> Any:
     return augmented() | {"augment": "crop"}
 
 
+def from_one() -> Any:
+    return [(x, y + 1) for x, y in arrays()]
+
+
 def mapping() -> Any:
     train, test = arrays()
     return {"train": train, "test": test, "classes": ["below", "above", "neither"]}

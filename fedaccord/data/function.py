@@ -185,14 +185,15 @@ def _augmentation(function: Any, inputs: Tensor) -> Augmentation | None:
 
 
 def _warn_if_unseen(name: str, y_train: Tensor, top: int) -> None:
-    """Where the labels of both splits count: of those that no training sample has."""
-    if (highest := int(y_train.max())) < top:
+    """Of labels that no training sample has, where the labels of both splits count."""
+    missing = sorted({*range(top + 1)} - {*y_train.unique().tolist()})
+    if missing and (y_train.ndim == 1 or missing[-1] == top):  # sequences may lack many
         log.warning(
-            "%s: its test labels go up to %d, those of train to %d: the model has %d outputs; "
-            "return classes as well if that is not their number",
+            "%s: no training sample has the label %d of 0 to %d: the model has %d outputs; return "
+            "classes as well if that is right, or count labels from 0 without gaps",
             name,
+            missing[0] if y_train.ndim == 1 else top,
             top,
-            highest,
             top + 1,
         )
 

@@ -109,9 +109,11 @@ def test_a_partitioner_gives_the_client_of_each_sample() -> None:
     assert owners.bincount().tolist() == [5, 10, 25]
 
 
-def test_a_class_of_the_test_samples_alone_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_class_without_training_samples_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert of("unseen_class").classes == 4
-    assert "its test labels go up to 3, those of train to 1: the model has 4 out" in caplog.text
+    assert "no training sample has the label 2 of 0 to 3: the model has 4 outputs" in caplog.text
+    assert of("from_one").classes == 3
+    assert "no training sample has the label 0 of 0 to 2: the model has 3 outputs" in caplog.text
 
 
 def test_texts_are_tokenized() -> None:
