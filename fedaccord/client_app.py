@@ -27,6 +27,7 @@ from fedaccord.storage.disk import DiskStore, prepare
 from fedaccord.storage.store import ContextStore, Store
 from fedaccord.task import Task, load_task
 from fedaccord.task.config import TaskConfig
+from fedaccord.task.multiplications import threads_of_task
 from fedaccord.wire.handshake import NUM_PARTITIONS, OWN_DATA, PARTITION_ID, answer_handshake
 from fedaccord.wire.instruction import is_handshake, read_instruction
 
@@ -171,7 +172,7 @@ def _prepared(
     threads.check(config.threads)
     clients = config.num_clients if num_clients is None else int(num_clients)
     task = load_task(config.task, num_clients=clients, whole=whole)
-    return task, config.threads, threads.of_task(config.threads, task, config.strategy).number
+    return task, config.threads, threads_of_task(config.threads, task, config.strategy).number
 
 
 STATE_DIR = "state-dir"

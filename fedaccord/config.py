@@ -26,10 +26,10 @@ from fedaccord.core.plugin import PlugIn
 from fedaccord.federation.settings import Settings, own_options
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins import PLUGINS
-from fedaccord.process.trackers import TRACKERS
 from fedaccord.strategies import METHODS
 from fedaccord.task.config import TaskConfig
 
+TRACKERS = ("none", "tensorboard", "mlflow", "wandb")  # packages, started by runs/trackers.py
 AUTO = "auto"  # of a plug-in: the method's choice, off for most
 RETIRED = {  # values of earlier versions and their replacement
     ("precision", "auto"): "no longer chosen by a trial; set float32, or bfloat16 if the "

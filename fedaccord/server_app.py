@@ -27,15 +27,16 @@ from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run, check_real_time
 from fedaccord.federation.session import Session
 from fedaccord.federation.strategy import FederatedStrategy
-from fedaccord.process import threads, trackers
+from fedaccord.process import threads
 from fedaccord.process.interrupts import Interrupts, interruptible
-from fedaccord.runs import RunDirectory
+from fedaccord.runs import RunDirectory, trackers
 from fedaccord.runs.best import BEST, Best
 from fedaccord.runs.directory import COMPLETED, FAILED, MODEL
 from fedaccord.runs.logbook import Logbook, with_its_clients
 from fedaccord.runs.origin import processor
 from fedaccord.task import Task, find_device, load_task, task_of_card
 from fedaccord.task.losses import AUTO, LOSSES
+from fedaccord.task.multiplications import threads_of_task
 from fedaccord.wire.handshake import class_names
 from fedaccord.wire.tensor_array import to_record, to_tensor
 
@@ -62,7 +63,7 @@ def main(grid: Grid, context: Context) -> None:
         task, chosen = None, threads.Threads(config.threads or 1, "the clients alone evaluate")
         if config.strategy.evaluation != "clients":
             task = load_task(config.task, num_clients=1, whole=True)  # its test samples
-            chosen = threads.of_task(config.threads, task, config.strategy)
+            chosen = threads_of_task(config.threads, task, config.strategy)
         log.info("%s", chosen)
         with chosen.in_use():
 

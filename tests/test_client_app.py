@@ -17,10 +17,9 @@ from fedaccord.config import RunConfig
 from fedaccord.engine import quiet
 from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.run import Run
-from fedaccord.process import threads
 from fedaccord.storage.store import ContextStore
 from fedaccord.strategies import FedAvg
-from fedaccord.task import load_task
+from fedaccord.task import load_task, multiplications
 from fedaccord.wire import handshake as module
 from tests.grid import InProcessGrid
 from tests.own import save
@@ -75,8 +74,10 @@ def test_the_app_is_sent_by_name() -> None:
 
 
 def test_a_node_counts_its_threads_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, count = [], threads.multiplications
-    monkeypatch.setattr(threads, "multiplications", lambda *of: calls.append(of) or count(*of))
+    calls, count = [], multiplications.multiplications
+    monkeypatch.setattr(
+        multiplications, "multiplications", lambda *of: calls.append(of) or count(*of)
+    )
     before = torch.get_num_threads()
     try:
         for client in range(3):

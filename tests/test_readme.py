@@ -15,8 +15,7 @@ from torch import nn
 
 from fedaccord import cli, strategies
 from fedaccord.cli.settings import read_settings
-from fedaccord.config import RunConfig
-from fedaccord.process import trackers
+from fedaccord.config import TRACKERS, RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -140,7 +139,7 @@ def test_no_command_installs_the_package_by_its_bare_name() -> None:
     extras = set(re.findall(r"--extra ([\w{}-]+)", text))
     extras -= {"{name}", "{extra}"}  # a tracker's, and what fedaccord.cli.console finds
     assert extras >= {"report", "sweep"}
-    extras |= {*trackers.TRACKERS} - {trackers.NONE}
+    extras |= {*TRACKERS} - {"none"}
     assert extras <= set(PROJECT["project"]["optional-dependencies"])
 
 

@@ -275,6 +275,7 @@ def _check_model(
     import torch
 
     from fedaccord.task import models
+    from fedaccord.task.multiplications import multiplications
 
     task = settings.task
     try:
@@ -292,7 +293,7 @@ def _check_model(
     yield ok("model", words)
     # with batch-size=0 a client is one batch
     batch = settings.strategy.batch_size or facts.samples // settings.num_clients
-    used = threads.choose(settings.threads, module, inputs, batch)
+    used = threads.choose(settings.threads, lambda: batch * multiplications(module, inputs))
     yield ok("threads", str(used))
     return vector
 

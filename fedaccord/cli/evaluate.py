@@ -104,6 +104,7 @@ def _evaluate(
     from fedaccord.runs.directory import SAMPLES
     from fedaccord.runs.named_contents import of_run
     from fedaccord.task import load_task
+    from fedaccord.task.multiplications import threads_of_task
 
     settings, contents = RunConfig.make(read_run(run) | more), _contents(run)
     for line in settings.unread(explicit=more):
@@ -113,7 +114,7 @@ def _evaluate(
     task = load_task(settings.task, num_clients=1, whole=True)
     model = settings.strategy.model_settings
     w, buffers = saved_vectors(run, task, model, model_file)
-    with threads.of_task(settings.threads, task, settings.strategy).in_use():
+    with threads_of_task(settings.threads, task, settings.strategy).in_use():
         values = task.evaluate(w, model, buffers=buffers)
         if settings.eval_train:
             train = task.evaluate_train(w, model, 1, buffers)

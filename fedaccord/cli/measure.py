@@ -181,10 +181,10 @@ def _measured(
 ) -> "tuple[list[Measure], Landscape | None]":
     from fedaccord.experiments.analysis.measures import Saved, landscape
     from fedaccord.experiments.analysis.measures import measure as measures
-    from fedaccord.process import threads
+    from fedaccord.task.multiplications import threads_of_task
 
     saved = Saved(path, place)
-    with threads.of_task(saved.config.threads, saved.task, saved.config.strategy).in_use():
+    with threads_of_task(saved.config.threads, saved.task, saved.config.strategy).in_use():
         values = [*measures(saved, options, reference)]
         return values, landscape(saved, options) if is_drawn else None
 

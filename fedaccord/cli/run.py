@@ -88,6 +88,7 @@ def federate(
         from fedaccord.federation.errors import FederationError
         from fedaccord.process import threads
         from fedaccord.task import load_task
+        from fedaccord.task.multiplications import threads_of_task
 
     keep_freed_memory()  # this process is ours
     path: Path | None = None
@@ -102,7 +103,7 @@ def federate(
                 # load_task caches it: the engine loads the same task
                 task = load_task(settings.task, num_clients=settings.num_clients)
             clients = str(partition_report(task)).splitlines()[0]
-            chosen = threads.of_task(settings.threads, task, settings.strategy, settings.workers)
+            chosen = threads_of_task(settings.threads, task, settings.strategy, settings.workers)
             place = runs.place if settings.name else runs.make  # a name of its own, at once
             path = place(settings.out_dir, settings.name, settings.flat)
             settings = replace(settings, out_dir=str(path.parent), name=path.name)

@@ -35,6 +35,7 @@ from fedaccord.strategies import METHODS
 from fedaccord.task import Clients, Task, load_task
 from fedaccord.task.batches import PAIRS, BatchFormat, Forward
 from fedaccord.task.losses import AUTO
+from fedaccord.task.multiplications import threads_of_task
 from fedaccord.task.solver import Loss
 from fedaccord.task.sources import SourceClients
 
@@ -69,7 +70,7 @@ def run(
     report = partition_report(task)
     counts = {"duplicated": report.duplicated, "unused": report.unused}
     facts = {name: count for name, count in counts.items() if count is not None}
-    chosen = threads.of_task(config.threads, task, config.strategy, config.workers)
+    chosen = threads_of_task(config.threads, task, config.strategy, config.workers)
     with chosen.in_use():
         setting = logbook.as_begun(config, at)
         size = config.strategy.cohort_size(config.num_clients)
@@ -317,7 +318,7 @@ def simulate(
         task = load_task(config.task, num_clients=config.num_clients)
     method = config.strategy
     check_examples(task, method)
-    chosen = threads.of_task(config.threads, task, method, config.workers)
+    chosen = threads_of_task(config.threads, task, method, config.workers)
     checkpoint = None if resume is None else Checkpoints(Path(resume) / logbook.FOLDER).load()
     if checkpoint is not None and vectorize == "auto":
         vectorize = logbook.vectorize_of(checkpoint.facts)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedaccord.core.request import ModelSettings
 from fedaccord.federation.strategy import FederatedStrategy
-from fedaccord.process import threads
 from fedaccord.task import Task
 from fedaccord.task.cohort_solver import CohortSolver, Stack
+from fedaccord.task.multiplications import batch_multiplications
 from fedaccord.task.sources import SourceClients
 
 # within these limits many clients in one call were never slower for any model and batch measured
@@ -55,7 +55,7 @@ def _against(task: Task, strategy: FederatedStrategy, clients: int) -> str:
     size = task.model(strategy.model_settings).w.nbytes
     if size > MAX_MODEL_BYTES:
         return f"the model has {size:,} bytes, and a call pays up to {MAX_MODEL_BYTES:,}"
-    work = threads.batch_multiplications(task, strategy)
+    work = batch_multiplications(task, strategy)
     if work > MAX_MULTIPLICATIONS:
         return f"a batch has {work:,} multiplications, a call pays up to {MAX_MULTIPLICATIONS:,}"
     return _against_stack(task, strategy)

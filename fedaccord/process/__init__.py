@@ -1,1 +1,1 @@
-"""Settings of FedAccord's own processes: threads, allocator, signals, trackers."""
+"""Settings of FedAccord's own processes: threads, allocator, signals."""

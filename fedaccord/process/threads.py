@@ -8,18 +8,9 @@ spinning.
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from fedaccord.federation.strategy import FederatedStrategy
-    from fedaccord.task import Task
-    from fedaccord.task.flat_model import FlatModel
-
-    Model = nn.Module | FlatModel
+from typing import NamedTuple
 
 MULTIPLICATIONS_PER_THREAD = 50_000_000  # of a batch: some milliseconds a step
 POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # how OpenMP's threads wait
@@ -82,25 +73,19 @@ def processes(wanted: int) -> int:
     return wanted or (1 if torch.cuda.is_available() else cores())
 
 
-def of_task(wanted: int, task: "Task", strategy: "FederatedStrategy", workers: int = 0) -> Threads:
-    """The threads of a run of ``strategy`` on ``task``; see `choose`. Workers have one each."""
-    if workers and not wanted:
-        return Threads(1, f"for each of {workers} workers")
-    return choose(wanted, *_batch(task, strategy))
-
-
-def choose(wanted: int, model: "Model", sample: Any, batch_size: int) -> Threads:
+def choose(wanted: int, multiplications: Callable[[], int]) -> Threads:
     """``wanted`` threads, or for 0 one for each `MULTIPLICATIONS_PER_THREAD` of a batch, up to the
     cores.
 
-    sample: inputs of one sample, (1, ...), for the module. Raises ValueError as `check`.
+    multiplications: counts those of a batch, as in `task/multiplications.py`; called for 0 alone.
+    Raises ValueError as `check`.
     """
     import torch
 
     check(wanted)
     if wanted:
         return Threads(wanted, "as set")
-    work = batch_size * multiplications(model, sample)
+    work = multiplications()
     if work < 2 * MULTIPLICATIONS_PER_THREAD:
         return Threads(1, f"the model is small ({work:,} multiplications a batch)")
     free = min(torch.get_num_threads(), cores())  # the first knows OMP_NUM_THREADS, which Ray sets
@@ -108,50 +93,3 @@ def choose(wanted: int, model: "Model", sample: Any, batch_size: int) -> Threads
     if free <= number:
         return Threads(free, "all that this process may use")
     return Threads(number, f"{work / 1e6:,.0f} million multiplications a batch")
-
-
-def batch_multiplications(task: "Task", strategy: "FederatedStrategy") -> int:
-    """Multiplications of the forward pass of a batch."""
-    model, sample, batch_size = _batch(task, strategy)
-    return batch_size * multiplications(model, sample)
-
-
-def _batch(task: "Task", strategy: "FederatedStrategy") -> "tuple[Model, Any, int]":
-    """The model, the inputs of one sample, and a batch's size: that of a mean client if a batch is
-    the whole client."""
-    whole = task.clients.total // len(task.clients)
-    model = task.model(strategy.model_settings)
-    return model, task.example(1, model.w.dtype)[0], strategy.batch_size or whole
-
-
-def multiplications(model: "Model", sample: Any) -> int:
-    """Multiplications in linear layers and convolutions; one per parameter of other layers."""
-    import torch
-    from torch import nn
-
-    from fedaccord.task.generators import random_numbers
-
-    module = model if isinstance(model, nn.Module) else model.module
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    own = None if isinstance(model, nn.Module) else model.forward
-    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    layers = [layer for layer in module.modules() if isinstance(layer, kinds)]
-    others = [layer for layer in module.modules() if not isinstance(layer, kinds)]
-    work = sum(p.numel() for layer in others for p in layer.parameters(recurse=False))
-
-    def count(layer: "nn.Module", _: object, output: "Tensor") -> None:
-        nonlocal work
-        assert isinstance(layer.weight, torch.Tensor)
-        work += layer.weight.numel() * output.numel() // len(layer.weight)
-
-    hooks = [layer.register_forward_hook(count) for layer in layers]
-    try:
-        with torch.no_grad(), Threads(1, "").in_use(), random_numbers(0, device):
-            module.eval()  # solvers switch to training mode
-            own(module, sample) if own else module(sample)
-    except (RuntimeError, ValueError):  # a norm over a batch of one: what was counted until then
-        pass
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return work

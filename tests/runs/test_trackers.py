@@ -10,8 +10,8 @@ import pytest
 
 from fedaccord import engine
 from fedaccord.config import RunConfig
-from fedaccord.process import trackers
-from fedaccord.process.trackers import Tracker
+from fedaccord.runs import trackers
+from fedaccord.runs.trackers import Tracker
 
 TINY = {"model": "linear", "num-clients": 4, "local-epochs": 1, "threads": 1, "algo": "fedavg"}
 

@@ -13,11 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedaccord.config import TRACKERS
 from fedaccord.process.extras import install
 
-NONE = "none"
+NONE = TRACKERS[0]
 PROJECT = "fedaccord"
-TRACKERS = (NONE, "tensorboard", "mlflow", "wandb")  # the names of their packages
 log = logging.getLogger("flwr")
 
 

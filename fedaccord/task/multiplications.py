@@ -1,0 +1,79 @@
+"""The multiplications of a model's forward pass, from which the threads of a run follow."""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedaccord.core.request import ModelSettings
+from fedaccord.process.threads import Threads, choose
+from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.generators import random_numbers
+from fedaccord.task.task import Task
+
+Model = nn.Module | FlatModel
+
+
+class Training(Protocol):
+    """The settings of a strategy on which the work of a batch depends."""
+
+    @property
+    def model_settings(self) -> ModelSettings:
+        """Of the model."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples; 0: the whole client."""
+
+
+def threads_of_task(wanted: int, task: Task, training: Training, workers: int = 0) -> Threads:
+    """The threads of a run of ``training`` on ``task``; see `choose`. Workers have one each."""
+    if workers and not wanted:
+        return Threads(1, f"for each of {workers} workers")
+    model, sample, batch_size = _batch(task, training)
+    return choose(wanted, lambda: batch_size * multiplications(model, sample))
+
+
+def batch_multiplications(task: Task, training: Training) -> int:
+    """Multiplications of the forward pass of a batch."""
+    model, sample, batch_size = _batch(task, training)
+    return batch_size * multiplications(model, sample)
+
+
+def _batch(task: Task, training: Training) -> tuple[FlatModel, Any, int]:
+    """The model, the inputs of one sample, and a batch's size: that of a mean client if a batch is
+    the whole client."""
+    whole = task.clients.total // len(task.clients)
+    model = task.model(training.model_settings)
+    return model, task.example(1, model.w.dtype)[0], training.batch_size or whole
+
+
+def multiplications(model: Model, sample: Any) -> int:
+    """Multiplications in linear layers and convolutions; one per parameter of other layers.
+
+    sample: inputs of one sample, (1, ...), for the module.
+    """
+    module = model if isinstance(model, nn.Module) else model.module
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    own = None if isinstance(model, nn.Module) else model.forward
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    layers = [layer for layer in module.modules() if isinstance(layer, kinds)]
+    others = [layer for layer in module.modules() if not isinstance(layer, kinds)]
+    work = sum(p.numel() for layer in others for p in layer.parameters(recurse=False))
+
+    def count(layer: nn.Module, _: object, output: Tensor) -> None:
+        nonlocal work
+        assert isinstance(layer.weight, torch.Tensor)
+        work += layer.weight.numel() * output.numel() // len(layer.weight)
+
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    try:
+        with torch.no_grad(), Threads(1, "").in_use(), random_numbers(0, device):
+            module.eval()  # solvers switch to training mode
+            own(module, sample) if own else module(sample)
+    except (RuntimeError, ValueError):  # a norm over a batch of one: what was counted until then
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return work
