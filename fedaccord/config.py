@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping
 from dataclasses import Field, dataclass, replace
 from typing import Any
 
-from fedaccord.core import hints
+from fedaccord import hints
 from fedaccord.core.optimizer import OPTIMIZERS, SGD, Optimizer
 from fedaccord.core.options import (
     check_option,

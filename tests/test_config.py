@@ -10,11 +10,11 @@ from flwr.common.config import flatten_dict
 
 from fedaccord import config
 from fedaccord.config import RunConfig
-from fedaccord.core.hints import SYNONYMS
 from fedaccord.core.options import AFFECTS, options
 from fedaccord.core.plugin import PlugIn
 from fedaccord.federation.settings import own_options
 from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.hints import SYNONYMS
 from fedaccord.strategies import METHODS, PLUGINS, AFedPD, FedAvg, FedDyn, RelaxedInit, Scaffold
 from fedaccord.task.config import TaskConfig
 

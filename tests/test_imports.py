@@ -30,7 +30,8 @@ ROOMS = {  # a module at the top of the package is a room too; each imports room
     "federation": Allowed("core wire secure storage compat", "torch flwr numpy dp_accounting"),
     "strategies": Allowed("core plugins federation.strategy", "torch"),
     "client": Allowed("compat core wire secure storage task", "torch flwr"),
-    "config": Allowed("core federation plugins strategies task", ""),
+    "hints": Allowed("core", ""),
+    "config": Allowed("hints core federation plugins strategies task", ""),
     "runs": Allowed(
         "core storage federation config process",
         "torch safetensors tomli_w psutil pandas mlflow wandb",
@@ -39,7 +40,7 @@ ROOMS = {  # a module at the top of the package is a room too; each imports room
     "server_app": Allowed("core wire federation task config process runs compat", "torch flwr"),
     "apps": Allowed("client_app server_app process", ""),
     "engine": Allowed(
-        "compat core wire storage client data task federation strategies config process runs "
+        "compat core wire storage client data task federation strategies hints config process runs "
         "server_app",
         "torch flwr pandas ray",
     ),

@@ -1,4 +1,4 @@
-"""The vocabulary: what a method is written in. PyTorch alone; no Flower, no modules, no files."""
+"""The vocabulary of methods, and a round as pure functions; PyTorch without modules, no Flower."""
 
 from fedaccord.core.cohort import Client, Cohort, Cohorts
 from fedaccord.core.optimizer import SGD, AdamW, Momentum, Muon, Optimizer

@@ -6,10 +6,10 @@ from typing import Any
 from torch import nn
 
 from fedaccord.config import RunConfig
-from fedaccord.core.hints import UnknownKey
 from fedaccord.core.options import key_of
 from fedaccord.data.seeding import seeded
 from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.hints import UnknownKey
 
 
 def keys_of(keywords: Mapping[str, Any]) -> dict[str, Any]:
