@@ -21,9 +21,18 @@ from fedaccord.process.extras import extra_of, install
 from fedaccord.process.interrupts import exit_code
 
 RUN_FILES = {  # in a run directory, which is unusable without them
-    *("config.toml", "metrics.csv", "clients.csv", "classes.csv", "summary.json"),
-    *("model.json", "model.safetensors", "best.safetensors"),
-    *("attempt.json", "privacy.json", "nodes.json", ".lock"),
+    "config.toml",
+    "metrics.csv",
+    "clients.csv",
+    "classes.csv",
+    "summary.json",
+    "model.json",
+    "model.safetensors",
+    "best.safetensors",
+    "attempt.json",
+    "privacy.json",
+    "nodes.json",
+    ".lock",
 }
 WIDE = 1000  # columns if there is no terminal: a row of a table stays one line
 
