@@ -44,7 +44,7 @@ import torch
 from timing import SETTING
 from torch import Tensor, nn
 
-from fedaccord import engine, server_app
+from fedaccord import engine, recorded_run
 from fedaccord.config import RunConfig, keys
 from fedaccord.core.request import TrainRequest
 from fedaccord.core.vectors import map_vectors
@@ -150,7 +150,7 @@ def after_losses(name: str, share: float, fleet_of: type[LocalFleet]) -> tuple[f
     lost = lost_replies(share)
     fleet = fleet_of(task, vectorize=True)
     faulty = FaultyFleet(fleet, lambda t, i: "lost-reply" if (t, i) in lost else None)
-    run = Run(method, faulty, server_app.initial_arrays(task, method.model_settings), ROUNDS)
+    run = Run(method, faulty, recorded_run.initial_arrays(task, method.model_settings), ROUNDS)
     run.play()
     s = run.state
     return float((s.w - optimum).norm()), gap(name, s, fleet)
@@ -244,7 +244,7 @@ def checkpoint(model: str, steps: int, repetitions: int) -> list[str]:
         config = RunConfig.make(settings)
         task = load_task(config.task, num_clients=config.num_clients)
         fleet, log_book = LocalFleet(task), Logbook(config, {}, task.fingerprint)
-        run = server_app.run_of(config.strategy, fleet, task, repetitions + 1)
+        run = recorded_run.run_of(config.strategy, fleet, task, repetitions + 1)
         log_book.restore(run.session)
         run.begin()
         rounds, writes = [], []

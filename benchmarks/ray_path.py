@@ -48,7 +48,7 @@ from timing import SETTING, engine_round, spread
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from fedaccord import server_app, train_locally
+from fedaccord import recorded_run, train_locally
 from fedaccord.config import RunConfig
 from fedaccord.engine.cluster import ray_for
 from fedaccord.engine.fleet import LocalFleet
@@ -174,7 +174,8 @@ def requests(repetitions: int, clock: Callable[[], float]) -> Seconds:
         fleets = {"this process": LocalFleet(task), "one worker": one}
         rounds = {}
         for name, fleet in fleets.items():
-            run = Run(make(), fleet, server_app.initial_arrays(task, make().model_settings), 10**6)
+            initial = recorded_run.initial_arrays(task, make().model_settings)
+            run = Run(make(), fleet, initial, 10**6)
             run.begin()
             rounds[name] = run.train_round
 

@@ -33,7 +33,7 @@ import psutil
 import torch
 from timing import CLOCKS, spread
 
-from fedaccord import server_app
+from fedaccord import recorded_run
 from fedaccord.client.data import training_data
 from fedaccord.client.train import first_state
 from fedaccord.config import RunConfig
@@ -137,7 +137,7 @@ def begin(case: dict[str, Any], num_clients: int, active: int) -> Run:
     task = load_task(config.task, num_clients=num_clients)
     rounds = config.num_server_rounds
     store = store_choice.make_store(config.client_state, strategy, task, rounds, folder=None)
-    initial = server_app.initial_arrays(task, strategy.model_settings)
+    initial = recorded_run.initial_arrays(task, strategy.model_settings)
     run = Run(strategy, NoSteps(task, store=store), initial, rounds)
     run.begin()
     return run

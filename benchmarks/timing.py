@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fedaccord import server_app
+from fedaccord import recorded_run
 from fedaccord.config import RunConfig
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.fleet import Fleet
@@ -73,7 +73,7 @@ def engine_round(task: Task, config: RunConfig, fleet: Fleet | None = None) -> O
     method, rounds = config.strategy, config.num_server_rounds
     fleet = fleet or LocalFleet(task, vectorize=config.vectorize == "on", home=task.device)
     cohorts = [[*range(fleet.num_clients)]] * rounds  # until they come
-    initial = server_app.initial_arrays(task, method.model_settings, fleet.home)
+    initial = recorded_run.initial_arrays(task, method.model_settings, fleet.home)
     run = Run(method, fleet, initial, rounds, cohorts=cohorts)
     run.begin()
 

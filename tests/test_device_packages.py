@@ -35,7 +35,7 @@ sys.meta_path.insert(0, Absent())
 """
 VISIT = """
 folder = sys.argv[2]
-from fedaccord import apps, server_app, train_locally
+from fedaccord import apps, recorded_run, train_locally
 from fedaccord.config import RunConfig
 from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.run import Run
@@ -48,7 +48,7 @@ task = load_task(config.task, num_clients=1, whole=True)
 with InProcessGrid(apps.client_app, 2, config.flat) as grid:
     for i, context in enumerate(grid.contexts.values()):
         context.node_config |= {"data-dir": f"{folder}/{i}.npz", "dataset": "npz"}
-    initial = server_app.initial_arrays(task, config.strategy.model_settings)
+    initial = recorded_run.initial_arrays(task, config.strategy.model_settings)
     rounds = []
     Run(config.strategy, MessageFleet(grid), initial, 2, on_round=rounds.append).play()
 assert [round.metrics["replies"] for round in rounds[1:]] == [2, 2], rounds

@@ -37,11 +37,12 @@ ROOMS = {  # a module at the top of the package is a room too; each imports room
         "torch safetensors tomli_w psutil pandas mlflow wandb",
     ),
     "client_app": Allowed("core wire storage client task config process compat", "torch flwr"),
-    "server_app": Allowed("core wire federation task config process runs compat", "torch flwr"),
+    "recorded_run": Allowed("core wire federation task config process runs", "torch flwr"),
+    "server_app": Allowed("federation task config process runs recorded_run compat", "flwr"),
     "apps": Allowed("client_app server_app process", ""),
     "engine": Allowed(
         "compat core wire storage client data task federation strategies hints config process runs "
-        "server_app",
+        "recorded_run",
         "torch flwr pandas ray",
     ),
     "experiments": Allowed(
@@ -50,7 +51,7 @@ ROOMS = {  # a module at the top of the package is a room too; each imports room
     ),
     "cli": Allowed(
         "__version__ core storage data task federation strategies plugins config process runs "
-        "engine experiments client_app server_app compat",
+        "engine experiments compat",
         "torch flwr click rich typer psutil cryptography tomli_w packaging",
     ),
     "__main__": Allowed("cli", ""),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedaccord import server_app
+from fedaccord import recorded_run
 from fedaccord.config import RunConfig, in_use, method_keys, task_keys
 from fedaccord.config import keys as known_keys
 from fedaccord.core.cohort import Cohorts
@@ -53,7 +53,7 @@ def run(
     on_client: Callable[[int], None] | None = None,
     at: int | None = None,
 ) -> RunDirectory:
-    """Run a configuration in this process, without a ClientApp; see `server_app.run`.
+    """Run a configuration in this process, without a ClientApp; see `recorded_run.run`.
 
     cohorts: the clients of each round, instead of drawn ones; on_client: called with a client's
     number after its local round.
@@ -81,7 +81,7 @@ def run(
         load = partial(load_task, config.task, num_clients=config.num_clients)
         try:
             with _clients(config, task, load, choice.vectorize, on_client) as clients:
-                return server_app.run(
+                return recorded_run.run(
                     clients, config, task, on_round, at, cohorts=cohorts, partition=facts
                 )
         finally:
@@ -329,7 +329,7 @@ def simulate(
     with chosen.in_use(), quiet(), clients_of as make:
         own = make(None)
         recorder = Recorder(own.store.state, weights=record == "weights", on_round=on_round)
-        run = server_app.run_of(
+        run = recorded_run.run_of(
             method,
             own if faults is None else FaultyFleet(own, faults),
             task,
@@ -355,7 +355,7 @@ def simulate(
                 logbook.with_earlier_code(now, checkpoint.facts, in_use(config))
             state = logbook.restore(run.session, checkpoint)
         result = run.play(state)
-        server_app.check_result(run, result, server_app.loss_of(method, task))
+        recorded_run.check_result(run, result, recorded_run.loss_of(method, task))
         return recorder.history(run.output(), in_use(config))
 
 

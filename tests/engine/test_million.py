@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedaccord import engine, server_app
+from fedaccord import engine, recorded_run
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves
 from fedaccord.engine.fleet import LocalFleet
@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
 def begin(num_clients: int, cohorts: Any = None, **changes: Any) -> tuple[Run, LocalFleet]:
     config = RunConfig.make(SETTINGS | {"num-clients": num_clients} | changes)
     task, method = load_task(config.task, num_clients=num_clients), config.strategy
-    initial, fleet = server_app.initial_arrays(task, method.model_settings), LocalFleet(task)
+    initial, fleet = recorded_run.initial_arrays(task, method.model_settings), LocalFleet(task)
     run = Run(method, fleet, initial, len(COHORTS), cohorts=cohorts)
     run.begin()
     return run, fleet

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedaccord import server_app, simulate
+from fedaccord import recorded_run, simulate
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves, map_vectors
 from fedaccord.data.kind import Dataset
@@ -62,7 +62,7 @@ def waits(
     own, strategy = task(clients, augmented), config.strategy
     own.model(strategy.model_settings).in_stacks = True  # the fake's numbers compare to nothing
     fleet = LocalFleet(own, vectorize=config.vectorize == "on", store=store, home=GPU)
-    run = Run(strategy, fleet, server_app.initial_arrays(own, strategy.model_settings, GPU), 4)
+    run = Run(strategy, fleet, recorded_run.initial_arrays(own, strategy.model_settings, GPU), 4)
     run.begin()
     for _ in range(3):
         gpu.waits.clear()
@@ -179,7 +179,7 @@ def test_a_round_on_a_gpu_waits_for_it_once(vectorize: str) -> None:
     )
     own, strategy = task(4, augmented=True), config.strategy
     fleet = LocalFleet(own, vectorize=vectorize == "on", home=GPU)
-    run = Run(strategy, fleet, server_app.initial_arrays(own, strategy.model_settings, GPU), 4)
+    run = Run(strategy, fleet, recorded_run.initial_arrays(own, strategy.model_settings, GPU), 4)
     run.begin()
     for _ in range(3):
         run.train_round()

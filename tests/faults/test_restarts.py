@@ -16,7 +16,7 @@ import torch
 from flwr.app import Message
 from safetensors.torch import load_file
 
-from fedaccord import client_app, engine, server_app
+from fedaccord import client_app, engine, recorded_run
 from fedaccord.config import RunConfig
 from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.round import Round
@@ -78,7 +78,7 @@ class Lab:
 
             grid.push_messages = pushed  # type: ignore[method-assign]
             task = load_task(config.task, num_clients=1, whole=True)
-            run = partial(server_app.run, lambda _: MessageFleet(grid), config, task)
+            run = partial(recorded_run.run, lambda _: MessageFleet(grid), config, task)
             if not killed_after:
                 return run(in_process=False).path
             with pytest.raises(KeyboardInterrupt):

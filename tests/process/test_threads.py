@@ -15,7 +15,7 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedaccord import engine, server_app, simulate
+from fedaccord import engine, recorded_run, server_app, simulate
 from fedaccord.client_app import configured_task
 from fedaccord.config import RunConfig
 from fedaccord.process import threads
@@ -92,7 +92,7 @@ def test_runs_compute_with_them_and_put_back_what_they_found(
     counts = counts[-1:]  # in training; the model is tried before
     settings = {"model": "linear", "num-server-rounds": 1, "out-dir": str(tmp_path), **keys}
     engine.run(RunConfig.make(settings), on_client=note)
-    monkeypatch.setattr(server_app, "run", note)
+    monkeypatch.setattr(recorded_run, "run", note)
     server_app.app(InProcessGrid(ClientApp(), 2), context({"model": "linear", **keys}))
     assert {*counts} == {number}
     assert len(counts) > 2

@@ -11,7 +11,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from fedaccord import client_app, engine, server_app, simulate
+from fedaccord import client_app, engine, recorded_run, server_app, simulate
 from fedaccord.config import RunConfig
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.fleet import MessageFleet
@@ -57,7 +57,7 @@ def federate(folder: Path, nodes: dict[int, Path], **settings: Any) -> Path:
         def fleet(book: Logbook) -> MessageFleet:
             return MessageFleet(grid, partition_ids=book.partition_ids())
 
-        return server_app.run(fleet, config, task, in_process=False).path
+        return recorded_run.run(fleet, config, task, in_process=False).path
 
 
 def test_nodes_keep_their_partition_ids_when_a_run_resumes(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_clients_in_process_keep_no_third_version_because_checkpoints_hold_their
     )
     task = load_task(config.task, num_clients=3)
     fleet = LocalFleet(task)
-    path = server_app.run(lambda _: fleet, config, task).path
+    path = recorded_run.run(lambda _: fleet, config, task).path
     assert all(fleet.store.load(i).durable is None for i in fleet.store.clients())
     assert len(Checkpoints(path / "checkpoint").load().clients) == 3
 

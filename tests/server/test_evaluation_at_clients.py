@@ -11,7 +11,7 @@ import pytest
 import torch
 from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 
-from fedaccord import client_app, evaluate_locally, server_app, simulate
+from fedaccord import client_app, evaluate_locally, recorded_run, server_app, simulate
 from fedaccord.cli.settings import read_settings
 from fedaccord.config import RunConfig
 from fedaccord.core.metrics import over_clients
@@ -86,7 +86,7 @@ def test_a_wrong_metric_of_the_best_model_is_one_line_before_any_evaluation(
     """Without data at the server the usual metric is known as soon as a client is connected."""
     settings = {"evaluation": "clients", "keep-best": "client-mae", "out-dir": str(tmp_path)}
     config = RunConfig.make(SMALL | settings)
-    monkeypatch.setattr(server_app, "run_of", None)
+    monkeypatch.setattr(recorded_run, "run_of", None)
     with (
         InProcessGrid(client_app.app, 6, config.flat) as grid,
         quiet(),

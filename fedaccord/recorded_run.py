@@ -1,0 +1,298 @@
+"""The recorded run of every runtime: a configuration and its clients in, a run directory out."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any, cast
+
+import torch
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import Result
+
+from fedaccord.config import RunConfig, in_use, resolved
+from fedaccord.core.cohort import Cohorts
+from fedaccord.core.cost import upload_bytes
+from fedaccord.core.request import ModelSettings
+from fedaccord.core.rounds import RoundState, forget
+from fedaccord.core.vectors import Vector, is_finite, leaves
+from fedaccord.federation.clock import Clock
+from fedaccord.federation.devices import NONE, devices
+from fedaccord.federation.errors import FederationError
+from fedaccord.federation.fleet import Fleet, MessageFleet
+from fedaccord.federation.replies import MAX_LOSS
+from fedaccord.federation.round import Round
+from fedaccord.federation.run import Run, check_real_time
+from fedaccord.federation.session import Session
+from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.process.interrupts import Interrupts, interruptible
+from fedaccord.runs import RunDirectory, trackers
+from fedaccord.runs.best import BEST, Best
+from fedaccord.runs.directory import COMPLETED, FAILED, MODEL
+from fedaccord.runs.logbook import Logbook
+from fedaccord.runs.origin import processor
+from fedaccord.task import Task, find_device, task_of_card
+from fedaccord.task.losses import AUTO, LOSSES
+from fedaccord.wire.handshake import class_names
+from fedaccord.wire.tensor_array import to_record, to_tensor
+
+log = logging.getLogger("flwr")
+
+
+def run(
+    fleet_for: Callable[[Logbook], Fleet],
+    config: RunConfig,
+    task: Task | None,
+    on_round: Callable[[Round], None] | None = None,
+    at: int | None = None,
+    cohorts: Cohorts | None = None,
+    in_process: bool = True,
+    **facts: Any,
+) -> RunDirectory:
+    """One run of the configuration, written to its run directory.
+
+    fleet_for: the clients, once the run directory is there. task: None: the server has no data, and
+    the clients of a `MessageFleet` report how their model is built. With ``config.resume`` the run
+    resumes from its last checkpoint, or from that of ``at`` rounds. ``facts`` go into summary.json.
+    A run that is interrupted, also by SIGTERM or SIGHUP, or that fails leaves a directory that can
+    be read, with the model as it was then. in_process: checkpoints contain the clients' states.
+    Raises ValueError, in one line, for settings that do not fit the task, the clients or a run that
+    resumes, and FederationError if the run fails: no round counts, or the model diverges.
+    """
+    method = config.strategy
+    trackers.check(config.tracker)
+    if in_process and method.device_profile == NONE:
+        check_real_time(method, deployed=False)
+    if task and not task.num_tests and method.evaluation != "clients":
+        raise ValueError(
+            f"evaluation={method.evaluation}: expected test samples for the server, the data set "
+            "has none: add some, choose evaluation=clients, or hold some out with validation=0.1"
+        )
+    data, metrics = (task.fingerprint, task.metrics) if task else ({}, config.task.metrics)
+    used = machine(task.device if task else find_device(config.task.device))
+    used |= {"gradients-per-step": method.cost.gradients} | resolved(config)
+    if task and config.task.loss == AUTO:
+        used["loss"] = next(name for name, loss in LOSSES.items() if loss is task.loss)
+    with (
+        interruptible() as interrupts,
+        closing(Logbook(config, used, data, at, in_process, metrics)) as log_book,
+        summarised(log_book.directory, interrupts, facts),
+        followed(config, log_book) as tracker,
+    ):
+        directory = log_book.directory
+        log.info("run directory: %s", directory.path)
+        fleet = fleet_for(log_book)
+        if task is None:
+            assert isinstance(fleet, MessageFleet)
+            reported = fleet.card(method.wait_timeout, method.model_settings)
+            task = task_of_card(config.task, reported)
+            if log_book.best:  # the usual metric depends on the clients' targets
+                log_book.best.check(config, task.metrics)
+        if not method.hides_clients and (counts := task.class_counts()) is not None:
+            directory.save_classes(class_names(task.card), counts)
+        card = card_of(task, method.model_settings)
+
+        def save_best(best: Best) -> None:
+            session = current.session
+            save(directory, session.arrays(*best.vectors(session)), card, BEST)
+
+        def record(round: Round) -> None:
+            with interrupts.held():
+                if log_book.best and log_book.best.is_new(round, current.session):
+                    save_best(log_book.best)
+                if log_book.record(round):
+                    save(directory, current.output(), card)  # a run that is killed has a model
+                tracker.log(round.number, round.metrics)
+            if on_round:
+                on_round(round)
+
+        current = run_of(
+            method,
+            fleet,
+            task,
+            config.num_server_rounds,
+            config.eval_train,
+            cohorts=cohorts,
+            on_round=record,
+            book=log_book,
+        )
+        try:
+            state = log_book.restore(current.session)
+            directory.path.joinpath(BEST).unlink(missing_ok=True)  # perhaps of a later round
+            if log_book.best and log_book.best.facts():
+                save_best(log_book.best)
+            result = current.play(state and with_lost_states(state, current.session, config))
+            check_result(current, result, loss_of(method, task))
+        finally:
+            interrupts.ignore()
+            if current.has_begun:
+                facts |= current.facts()
+            if log_book.best and (best_model := log_book.best.facts()):
+                facts["best-model"] = best_model
+            if current.has_begun or not log_book.after:
+                save(directory, current.output(), card)
+            log_book.checkpoint()
+    return directory
+
+
+@contextmanager
+def summarised(
+    directory: RunDirectory, interrupts: Interrupts, facts: dict[str, Any]
+) -> Iterator[None]:
+    """A block that ends with the run's summary: completed, interrupted or failed, and why."""
+    status = FAILED
+    try:
+        yield
+        status = COMPLETED
+    except (KeyboardInterrupt, SystemExit):  # the second is how Flower ends an app
+        status = "interrupted"
+        raise
+    except Exception as error:
+        facts["reason"] = " ".join(str(error).split())
+        raise
+    finally:
+        interrupts.ignore()
+        directory.summarise(status, **facts)
+        log.info("run %s: %s", status, directory.path)
+
+
+@contextmanager
+def followed(config: RunConfig, log_book: Logbook) -> Iterator[trackers.Tracker]:
+    """A block that a tracker follows."""
+    path, is_completed = log_book.directory.path, False
+    tracker = trackers.start(config.tracker, path, in_use(config), log_book.after)
+    try:
+        yield tracker
+        is_completed = True
+    finally:
+        tracker.end(is_completed)
+
+
+def with_lost_states(state: RoundState, session: Session, config: RunConfig) -> RoundState:
+    """The state from which a run resumes, if the states of its clients were in Flower's memory.
+
+    A simulation that Flower starts anew has none of them: without this, each client would report
+    that in its first round, and that round would be lost.
+    """
+    fleet = session.fleet
+    is_simulated = isinstance(fleet, MessageFleet) and fleet.simulated
+    clients = (state.accepted >= 0).nonzero().flatten().tolist()
+    stateless = next(leaves(session.client_state()), None) is None
+    if not is_simulated or config.state_dir or stateless or not clients:
+        return state
+    log.warning(
+        "resume: the clients' states were in the memory of the last simulation: all clients begin "
+        "anew at the model of round %d; with state-dir a simulation stores them in files",
+        state.t,
+    )
+    return forget(session.method, session.half, state, clients)
+
+
+def card_of(task: Task, settings: ModelSettings) -> dict[str, Any]:
+    """How to build and feed the model of the run, in JSON's types, as `Task.card`.
+
+    With tensors that are not saved, those that are frozen or stay at clients: seed, a digest of
+    each ``frozen`` one, and the names of the ``local`` ones.
+    """
+    card, model = {**task.card, "class-names": class_names(task.card)}, task.model(settings)
+    if not (model.frozen or model.all_local_names):
+        return card
+    return card | {
+        "seed": task.seed,
+        "frozen": model.frozen_hashes(),
+        "local": model.all_local_names,
+    }
+
+
+def save(
+    directory: RunDirectory, arrays: ArrayRecord, card: Mapping[str, Any], name: str = MODEL
+) -> None:
+    """The model, with what is needed to build and feed it."""
+    directory.save_model({name: to_tensor(array) for name, array in arrays.items()}, card, name)
+
+
+def machine(device: torch.device | str) -> dict[str, Any]:
+    """Device, processor and threads."""
+    device = torch.device(device)
+    used = {"device": str(device)}
+    if device.type == "cuda":
+        used["gpu"] = torch.cuda.get_device_name(device)
+    return used | {"cpu": processor(), "threads": torch.get_num_threads()}
+
+
+def run_of(
+    method: FederatedStrategy,
+    fleet: Fleet,
+    task: Task,
+    num_rounds: int,
+    eval_train: bool = False,
+    **more: Any,
+) -> Run:
+    """A `Run`, made with ``more``, that is evaluated on the task's test samples, unless the clients
+    alone evaluate.
+
+    ``eval_train``: evaluate the output model on the training samples too; generalisation-gap is
+    its train accuracy less its test accuracy, both in [0, 1].
+    """
+    settings, at_once = method.model_settings, fleet.evaluators
+    model = task.model(settings)
+
+    def evaluate(_: int, w: Vector, buffers: Vector | None) -> dict[str, float]:
+        return task.evaluate(w, settings, at_once, buffers)
+
+    def evaluate_train(
+        w: Vector, buffers: Vector | None, metrics: Mapping[str, float]
+    ) -> dict[str, float]:
+        train = task.evaluate_train(w, settings, at_once, buffers)
+        if "train-accuracy" in train and (accuracy := f"{task.split}-accuracy") in metrics:
+            train["generalisation-gap"] = train["train-accuracy"] - metrics[accuracy]
+        return train
+
+    initial = initial_arrays(task, settings, fleet.home)
+    more["model"] = model.layout
+    if method.device_profile != NONE and not isinstance(fleet, MessageFleet):
+        up = upload_bytes(method.cost, method.client_half(), model.w)
+        simulated = devices(method.device_profile, method.seed, fleet.num_clients)
+        more["clock"] = Clock(simulated, task.num_examples, up, method.cost.gradients)
+    if method.evaluation != "clients":
+        more["evaluate"] = evaluate
+        more["evaluate_output"] = evaluate_train if eval_train else None
+    return Run(method, fleet, initial, num_rounds, **more)
+
+
+def loss_of(method: FederatedStrategy, task: Task) -> str:
+    """The metric that shows whether the output model diverged."""
+    return "client-loss" if method.evaluation == "clients" else f"{task.split}-loss"
+
+
+def check_result(run: Run, result: Result, name: str = "test-loss") -> None:
+    """Raises FederationError if there is no trained model; name: of its loss."""
+    s, model = run.state, run.output()
+    replied = any(row["replies"] for row in result.train_metrics_clientapp.values())
+    never = run.method.has_noisy_sums and not (s.accepted >= 0).any()  # noise alone is a step
+    if not replied and (s.failed == s.t or never):  # no round that counted
+        drawn = ", or raise fraction-train if none was drawn" if never else ""
+        raise FederationError(
+            f"none of {s.t} rounds counted (see the reasons above): the model is untrained; fix "
+            f"the clients, or lower lr if they diverged{drawn}"
+        )
+    evaluated = {
+        **result.evaluate_metrics_serverapp.get(s.t, {}),
+        **result.evaluate_metrics_clientapp.get(s.t, {}),
+    }
+    loss = cast(float, evaluated.get(name, 0.0))
+    finite = all(is_finite(to_tensor(array)) for array in model.values())
+    if not (finite and abs(loss) <= MAX_LOSS):
+        what = f"its {name.replace('-', ' ')} is {loss:.4g}" if finite else "it holds NaN or Inf"
+        raise FederationError(
+            f"the model diverged: {what} after {s.t} rounds; lower lr, or bound the gradients by "
+            "clip-norm"
+        )
+
+
+def initial_arrays(
+    task: Task, settings: ModelSettings, home: torch.device | str = "cpu"
+) -> ArrayRecord:
+    """The parameters of a fresh model under their names, and the buffers that are averaged; home:
+    where the server's vectors are stored."""
+    model = task.fresh_model(settings, home)
+    return to_record(model.state_dict() | model.named_buffers())
