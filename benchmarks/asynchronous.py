@@ -19,7 +19,7 @@ from ace import Ace
 
 from fedaccord.config import method_keys
 from fedaccord.engine import simulate
-from fedaccord.federation.devices import lognormal
+from fedaccord.federation.device_profiles import lognormal
 from fedaccord.runs import COMPLETED, reader, status
 
 METHODS = ("fedavg", "fedinit", "scaffold", "feddyn", "afedpd")

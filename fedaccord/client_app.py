@@ -9,7 +9,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedaccord.client import device, secure
+from fedaccord.client import node_limits, secure
 from fedaccord.client.data import test_data, training_data
 from fedaccord.client.train import (
     answer_message,
@@ -53,7 +53,7 @@ def _train(task_of: Callable[[Context], Task], message: Message, context: Contex
         return secure.answer_stage(message, context)
     task, instruction = task_of(context), read_instruction(message)
     _check_client(context, instruction.client)
-    device.check_steps(instruction, task.num_examples(instruction.client), context.node_config)
+    node_limits.check_steps(instruction, task.num_examples(instruction.client), context.node_config)
     store, data = memory_of(context, instruction.federation), training_data(task, instruction)
     return secure.masked_reply(message, context, lambda: answer_message(message, store, data))
 
@@ -105,22 +105,22 @@ def memory_of(context: Context, federation: str) -> Store:
         return ContextStore(context)
     if not Path(folder).is_absolute():
         raise ValueError(f"{STATE_DIR}: expected an absolute path, got {folder!r}")
-    return DiskStore(Path(folder), federation, device.state_days(context.node_config))
+    return DiskStore(Path(folder), federation, node_limits.state_days(context.node_config))
 
 
 def _state_dir(context: Context) -> str:
-    named = context.run_config if device.is_simulated() else context.node_config
+    named = context.run_config if node_limits.is_simulated() else context.node_config
     return str(named.get(STATE_DIR, ""))
 
 
 def _check_node(context: Context) -> None:
     """Raise ValueError, in one line, if this node could not store states or has a wrong limit."""
     node = context.node_config
-    device.check_limits(node)
+    node_limits.check_limits(node)
     if folder := _state_dir(context):
         data = next((str(node[key]) for key in OWN_DATA if key in node), None)
         owner = {PARTITION_ID: node.get(PARTITION_ID), "data": data}
-        prepare(Path(folder), None if device.is_simulated() else owner)
+        prepare(Path(folder), None if node_limits.is_simulated() else owner)
 
 
 def configured_task(context: Context, own_package: str = "fedaccord") -> Task:
@@ -132,13 +132,13 @@ def configured_task(context: Context, own_package: str = "fedaccord") -> Task:
     A node's config may have its own values of the options that allow it: ``dataset``,
     ``data-dir``, ``image-size``, ``device`` and ``threads``. A node with its own ``data-dir`` (or
     ``data-path``) uses all training samples there. For other limits of a run see
-    `client/device.py`.
+    `client/node_limits.py`.
     """
     keep_freed_memory()  # this process is ours
     own = {key: value for key, value in context.node_config.items() if key in OWN_KEYS}
     if "data-path" in context.node_config:
         own.setdefault("data-dir", context.node_config["data-path"])
-    run = device.allowed(context.run_config, own, context.node_config)
+    run = node_limits.allowed(context.run_config, own, context.node_config)
     functions = {key: str(run[key]) for key in FUNCTION_KEYS if key in run and key not in own}
     paths = [
         (key, name.strip())
@@ -146,12 +146,12 @@ def configured_task(context: Context, own_package: str = "fedaccord") -> Task:
         for name in names.split(",")
         if named.PATH.fullmatch(name.strip())
     ]
-    device.check_imports(paths, own_package, context.node_config)
+    node_limits.check_imports(paths, own_package, context.node_config)
     values = tuple(sorted({**run, **own}.items()))
     num_clients = context.node_config.get(NUM_PARTITIONS)
     task, wanted, chosen = _prepared(values, num_clients, "data-dir" in own)
     wanted = 0 if "threads" in own else wanted
-    torch.set_num_threads(device.limited_threads(wanted, chosen, context.node_config))
+    torch.set_num_threads(node_limits.limited_threads(wanted, chosen, context.node_config))
     return task
 
 

@@ -16,7 +16,7 @@ from fedaccord.core.request import ModelSettings
 from fedaccord.core.rounds import RoundState, forget
 from fedaccord.core.vectors import Vector, is_finite, leaves
 from fedaccord.federation.clock import Clock
-from fedaccord.federation.devices import NONE, devices
+from fedaccord.federation.device_profiles import NONE, devices
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import Fleet, MessageFleet
 from fedaccord.federation.replies import MAX_LOSS

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fedaccord import __version__
-from fedaccord.cli import deploy, device
+from fedaccord.cli import deploy, device, fedscale_traces
 from fedaccord.cli.console import Commands
 from fedaccord.process.threads import wait_passively
 
@@ -30,7 +30,6 @@ COMMANDS = (  # the module and the function of each
     "doctor",
     "flwr_config",
     "submit",
-    "devices",
 )
 app = typer.Typer(
     cls=Commands,
@@ -40,6 +39,7 @@ app = typer.Typer(
 )
 for name in COMMANDS:
     app.command()(getattr(import_module(f"fedaccord.cli.{name}"), name))
+app.command()(fedscale_traces.devices)
 app.command(context_settings={"ignore_unknown_options": True})(device.device)
 app.add_typer(deploy.app, name="deploy")
 

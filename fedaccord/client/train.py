@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedaccord.client import secure
-from fedaccord.client.device import is_simulated
+from fedaccord.client.node_limits import is_simulated
 from fedaccord.core.client_half import WithLocal
 from fedaccord.core.metrics import PERSONAL
 from fedaccord.core.privacy import guarantee_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fedaccord.client.cohort import form, local_rounds
+from fedaccord.client.cohort_rounds import form, local_rounds
 from fedaccord.client.data import test_data, training_data
 from fedaccord.client.train import local_evaluation, local_round
 from fedaccord.core.request import (

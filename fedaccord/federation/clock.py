@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fedaccord.core.cohort import Visit
 from fedaccord.core.request import TrainInstruction, TrainRequest
 from fedaccord.core.vectors import nbytes
-from fedaccord.federation.devices import Device
+from fedaccord.federation.device_profiles import Device
 from fedaccord.federation.errors import FederationError
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from fedaccord.core.checks import OWN_BUFFERS, OWN_STATES, combine, expect, in_use
 from fedaccord.core.client_half import ClientHalf, has_personal
 from fedaccord.core.cohort import Client, Cohort, Cohorts
 from fedaccord.core.cost import Cost, cost_of
+from fedaccord.core.method_settings import OWN_BUFFERS, OWN_STATES, combine, expect, in_use
 from fedaccord.core.optimizer import OPTIMIZERS, Optimizer
 from fedaccord.core.options import argument, check_option, listed, options
 from fedaccord.core.plugin import PlugIn
@@ -24,7 +24,7 @@ from fedaccord.core.rule import LocalRule, Model, Stateless
 from fedaccord.core.topology import Star, Topology
 from fedaccord.core.vectors import Vector
 from fedaccord.federation import sampling
-from fedaccord.federation.devices import NONE
+from fedaccord.federation.device_profiles import NONE
 from fedaccord.federation.settings import Settings
 
 log = logging.getLogger("flwr")

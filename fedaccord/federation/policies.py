@@ -5,8 +5,8 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
-from fedaccord.core.checks import OWN_BUFFERS, OWN_STATES, expect
 from fedaccord.core.cohort import Cohorts, Visit
+from fedaccord.core.method_settings import OWN_BUFFERS, OWN_STATES, expect
 from fedaccord.core.request import TrainRequest
 from fedaccord.core.rounds import RoundState
 from fedaccord.federation import sampling, secure

@@ -10,14 +10,14 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
 from fedaccord.core import rounds
-from fedaccord.core.checks import expect
 from fedaccord.core.cohort import Cohorts
+from fedaccord.core.method_settings import expect
 from fedaccord.core.metrics import STD, WORST
 from fedaccord.core.request import ModelLayout
 from fedaccord.core.rounds import RoundState
 from fedaccord.federation.budget import Budget
 from fedaccord.federation.clock import Clock
-from fedaccord.federation.devices import NONE
+from fedaccord.federation.device_profiles import NONE
 from fedaccord.federation.errors import FederationError, NotConnected
 from fedaccord.federation.eta import Eta
 from fedaccord.federation.evaluation import (

@@ -6,7 +6,7 @@ from typing import Any
 from fedaccord.core.optimizer import OPTIMIZERS, SCHEDULES, STATES, Schedule
 from fedaccord.core.options import check_option, option, options
 from fedaccord.core.request import BUFFERS, ModelSettings
-from fedaccord.federation.devices import LOGNORMAL, NONE, PROFILES
+from fedaccord.federation.device_profiles import LOGNORMAL, NONE, PROFILES
 
 SYNCHRONOUS, BUFFERED = "synchronous", "buffered"  # values of schedule
 ROUND_TIMEOUT = 3600.0  # seconds, the default

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Generator
 
-from fedaccord.core.checks import has_gossip
+from fedaccord.core.method_settings import has_gossip
 from fedaccord.core.options import argument, option
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.rule import Rounding

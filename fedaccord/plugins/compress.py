@@ -38,8 +38,8 @@ from typing import Any, NamedTuple, get_type_hints
 
 import torch
 
-from fedaccord.core.checks import OWN_STATES, expect, has_gossip, in_use
 from fedaccord.core.cohort import Decoded
+from fedaccord.core.method_settings import OWN_STATES, expect, has_gossip, in_use
 from fedaccord.core.options import argument, option
 from fedaccord.core.plugin import COMPRESS, PlugIn
 from fedaccord.core.privacy import has_noisy_sums

@@ -36,8 +36,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedaccord.core.checks import PER_CLIENT, expect, has_gossip, in_use
 from fedaccord.core.cohort import Decoded
+from fedaccord.core.method_settings import PER_CLIENT, expect, has_gossip, in_use
 from fedaccord.core.options import argument, option, options
 from fedaccord.core.plugin import CLIP, COMPRESS, PlugIn
 from fedaccord.core.privacy import Guarantee, Privacy, add_noise_, clipped, secret, seeded

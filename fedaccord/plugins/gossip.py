@@ -32,8 +32,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedaccord.core.checks import expect
 from fedaccord.core.cohort import Cohort, Reply, rows
+from fedaccord.core.method_settings import expect
 from fedaccord.core.options import listed, option
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.topology import RoundInfo, ServerHalf, Step, server_step

@@ -30,8 +30,8 @@ from typing import Any
 
 import torch
 
-from fedaccord.core.checks import OWN_BUFFERS, OWN_STATES, expect, has_gossip, in_use
 from fedaccord.core.cohort import Cohort
+from fedaccord.core.method_settings import OWN_BUFFERS, OWN_STATES, expect, has_gossip, in_use
 from fedaccord.core.options import option
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.topology import ServerHalf

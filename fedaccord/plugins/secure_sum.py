@@ -29,8 +29,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedaccord.core.checks import PER_CLIENT, expect, has_gossip, in_use
 from fedaccord.core.cohort import Decoded
+from fedaccord.core.method_settings import PER_CLIENT, expect, has_gossip, in_use
 from fedaccord.core.options import argument, option
 from fedaccord.core.plugin import MASK, PlugIn
 from fedaccord.core.privacy import Masking, Privacy, clipped

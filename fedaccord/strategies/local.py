@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from fedaccord.core import Client, Cohort, LocalConfig, LocalResult, LocalRule, Model, Vector
-from fedaccord.core.checks import OWN_STATES, expect
+from fedaccord.core.method_settings import OWN_STATES, expect
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.dp import DP

@@ -38,7 +38,7 @@ from fedaccord.core import (
     Vector,
     option,
 )
-from fedaccord.core.checks import has_gossip, in_use
+from fedaccord.core.method_settings import has_gossip, in_use
 from fedaccord.core.optimizer import SGD
 from fedaccord.core.plugin import COMPRESS
 from fedaccord.core.privacy import has_noisy_sums

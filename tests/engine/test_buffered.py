@@ -20,7 +20,7 @@ from fedaccord.core.rounds import RoundState, broadcast
 from fedaccord.core.vectors import leaves
 from fedaccord.engine import History, run_with
 from fedaccord.engine.faults import KINDS
-from fedaccord.federation.devices import write
+from fedaccord.federation.device_profiles import write
 from fedaccord.federation.method import Method
 from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.gossip import Gossip

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 
 from fedaccord import simulate
 from fedaccord.engine import run_with
-from fedaccord.federation.devices import lognormal
+from fedaccord.federation.device_profiles import lognormal
 from fedaccord.federation.run import Run
 from fedaccord.plugins.broadcast import Broadcast
 from fedaccord.plugins.compress import Compress

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedaccord import engine, simulate
-from fedaccord.client.cohort import local_rounds
+from fedaccord.client.cohort_rounds import local_rounds
 from fedaccord.config import RunConfig
 from fedaccord.core.request import TrainRequest
 from fedaccord.federation.round import Round

@@ -17,7 +17,7 @@ from fedaccord.core.rounds import broadcast
 from fedaccord.core.vectors import leaves
 from fedaccord.engine import quiet
 from fedaccord.federation import checkpoint
-from fedaccord.federation.devices import write
+from fedaccord.federation.device_profiles import write
 from fedaccord.federation.fleet import LATE, REPLACED, MessageFleet
 from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run

@@ -10,7 +10,7 @@ from fedaccord.core import Model
 from fedaccord.core.cost import upload_bytes
 from fedaccord.core.request import TrainInstruction, TrainRequest
 from fedaccord.federation.clock import Clock
-from fedaccord.federation.devices import Device
+from fedaccord.federation.device_profiles import Device
 from fedaccord.federation.errors import FederationError
 from fedaccord.strategies import FedAvg, FedPD
 from fedaccord.strategies.fedpd import is_silent

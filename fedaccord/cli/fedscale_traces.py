@@ -35,7 +35,7 @@ def devices(
 
     fedaccord devices client_device_capacity --behaviour client_behave_trace --clients 100
     """
-    from fedaccord.federation.devices import write
+    from fedaccord.federation.device_profiles import write
 
     keep_run_files("--out", out)
     with refusing(ValueError, OSError):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedaccord.federation.devices import MEDIANS, Device, devices, lognormal, read
+from fedaccord.federation.device_profiles import MEDIANS, Device, devices, lognormal, read
 
 HEAD = "client,ms_per_sample,up_kbps,down_kbps"
 ROW = "2,800,1600"

@@ -9,7 +9,7 @@ import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedaccord.client import device
+from fedaccord.client import node_limits
 from fedaccord.client_app import FUNCTION_KEYS, app, configured_task
 from fedaccord.config import RunConfig
 from fedaccord.core.options import options
@@ -34,7 +34,7 @@ def context(run: dict[str, Any], **node: Any) -> Context:
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedaccord.client.device.is_simulated", lambda: True)
+    monkeypatch.setattr("fedaccord.client.node_limits.is_simulated", lambda: True)
 
 
 # --- data -----------------------------------------------------------------------------------------
@@ -138,8 +138,8 @@ def test_data_that_the_node_names_is_read_and_nothing_else(tmp_path: Path) -> No
 @pytest.mark.parametrize("allow", [False, "true", 1])
 def test_only_the_nodes_own_yes_is_one(allow: Any) -> None:
     with pytest.raises(ValueError, match="allow-server-data=true"):
-        device.allowed(READS[0], {}, {"allow-server-data": allow})
-    assert device.allowed(READS[0], {}, {"allow-server-data": True}) == READS[0]
+        node_limits.allowed(READS[0], {}, {"allow-server-data": allow})
+    assert node_limits.allowed(READS[0], {}, {"allow-server-data": True}) == READS[0]
 
 
 # --- imports --------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_the_apps_own_package_is_allowed_unless_the_node_says_otherwise() -> Non
 
 @pytest.mark.usefixtures("simulated")
 def test_a_simulation_imports_what_its_user_names() -> None:
-    device.check_imports([("model", "tests.own:tiny")], "fedaccord", {})
+    node_limits.check_imports([("model", "tests.own:tiny")], "fedaccord", {})
 
 
 def test_every_setting_that_names_a_function_is_checked() -> None:
@@ -218,8 +218,8 @@ def test_images_that_come_with_scikit_learn_are_nobodys() -> None:
 @pytest.mark.usefixtures("simulated")
 @pytest.mark.parametrize("run", READS)
 def test_a_simulation_reads_what_its_user_names(run: dict[str, Any]) -> None:
-    assert device.allowed(run, {}, {}) == run
-    device.check_steps(ASKED._replace(local_steps=10**9), 100, {})
+    assert node_limits.allowed(run, {}, {}) == run
+    node_limits.check_steps(ASKED._replace(local_steps=10**9), 100, {})
 
 
 def test_every_key_of_a_file_is_thought_of() -> None:
@@ -240,16 +240,16 @@ def test_every_key_of_a_file_is_thought_of() -> None:
 )
 def test_a_node_bounds_the_steps_of_a_round(settings: dict[str, Any], steps: int) -> None:
     instruction = ASKED._replace(**settings)
-    device.check_steps(instruction, 25, {"max-local-steps": steps})
+    node_limits.check_steps(instruction, 25, {"max-local-steps": steps})
     line = rf"^max-local-steps: .* at most {steps - 1} steps a round, the run needs {steps};"
     with pytest.raises(ValueError, match=line):
-        device.check_steps(instruction, 25, {"max-local-steps": steps - 1})
+        node_limits.check_steps(instruction, 25, {"max-local-steps": steps - 1})
 
 
 def test_without_a_bound_of_its_own_a_node_takes_a_million() -> None:
-    device.check_steps(ASKED._replace(local_steps=10**6), 25, {})
+    node_limits.check_steps(ASKED._replace(local_steps=10**6), 25, {})
     with pytest.raises(ValueError, match="at most 1000000 steps"):
-        device.check_steps(ASKED._replace(local_steps=10**6 + 1), 25, {})
+        node_limits.check_steps(ASKED._replace(local_steps=10**6 + 1), 25, {})
 
 
 def test_a_node_bounds_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_a_node_bounds_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         ValueError, match=r"^max-threads: this node allows at most 2 threads, the run"
     ):
         configured_task(context(run, **{"max-threads": 2}))
-    assert device.limited_threads(0, 8, {"max-threads": 3}) == 3
+    assert node_limits.limited_threads(0, 8, {"max-threads": 3}) == 3
 
 
 @pytest.mark.parametrize("value", [0, -1, "4", 2.5, True])
@@ -274,4 +274,4 @@ def test_a_bound_that_is_none_is_one_line(value: Any) -> None:
     with pytest.raises(
         ValueError, match=r"^expected max-threads in this node's config to be an in"
     ):
-        device.limited_threads(0, 1, {"max-threads": value})
+        node_limits.limited_threads(0, 1, {"max-threads": value})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedaccord.federation.devices import Device, read
+from fedaccord.federation.device_profiles import Device, read
 from tests.cli.shell import invoke, refusal, success
 
 CAPACITY = {
