@@ -53,7 +53,8 @@ from fedaccord.config import RunConfig
 from fedaccord.engine.cluster import ray_for
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.engine.workers import workers_fleet
-from fedaccord.federation.fleet import Fleet, MessageFleet
+from fedaccord.federation.fleet import Fleet
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.run import Run
 from fedaccord.process.allocator import keep_freed_memory
 from fedaccord.strategies import FedAvg

@@ -18,7 +18,8 @@ from fedaccord.core.vectors import Vector, is_finite, leaves
 from fedaccord.federation.clock import Clock
 from fedaccord.federation.device_profiles import NONE, devices
 from fedaccord.federation.errors import FederationError
-from fedaccord.federation.fleet import Fleet, MessageFleet
+from fedaccord.federation.fleet import Fleet
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.replies import MAX_LOSS
 from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run, check_real_time

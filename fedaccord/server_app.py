@@ -10,7 +10,8 @@ from fedaccord import recorded_run
 from fedaccord.compat import flower
 from fedaccord.config import RunConfig, defaults
 from fedaccord.federation.errors import FederationError
-from fedaccord.federation.fleet import Fleet, MessageFleet
+from fedaccord.federation.fleet import Fleet
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.run import check_real_time
 from fedaccord.process import threads
 from fedaccord.runs.logbook import Logbook, with_its_clients

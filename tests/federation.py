@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedaccord import simulate, train_locally
 from fedaccord.engine import History, Recorder, quiet
-from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.run import Run
 from fedaccord.federation.session import Session
 from fedaccord.federation.strategy import FederatedStrategy

@@ -15,7 +15,7 @@ from fedaccord import train_locally
 from fedaccord.client_app import app, configured_task, memory_of
 from fedaccord.config import RunConfig
 from fedaccord.engine import quiet
-from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.run import Run
 from fedaccord.storage.store import ContextStore
 from fedaccord.strategies import FedAvg

@@ -37,7 +37,7 @@ VISIT = """
 folder = sys.argv[2]
 from fedaccord import apps, recorded_run, train_locally
 from fedaccord.config import RunConfig
-from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.run import Run
 from fedaccord.task import load_task
 from tests.grid import InProcessGrid

@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from fedaccord.compat.flower import has_no_function
 from fedaccord.federation.errors import clean
-from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.method import Method
 from fedaccord.federation.replies import unusual
 from fedaccord.wire.messages import EXAMPLES

@@ -12,7 +12,8 @@ from fedaccord.core.rounds import RoundState
 from fedaccord.federation import sampling, secure
 from fedaccord.federation.clock import Clock, Timing
 from fedaccord.federation.errors import NotConnected
-from fedaccord.federation.fleet import MessageFleet, TrainReplies
+from fedaccord.federation.fleet import TrainReplies
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.method import Method
 from fedaccord.federation.replies import check_numbers
 from fedaccord.federation.session import Session

@@ -26,7 +26,8 @@ from fedaccord.federation.evaluation import (
     evaluate_at_clients,
     evaluate_at_server,
 )
-from fedaccord.federation.fleet import Fleet, is_deployed
+from fedaccord.federation.fleet import Fleet
+from fedaccord.federation.message_fleet import is_deployed
 from fedaccord.federation.method import Method
 from fedaccord.federation.metrics import OK
 from fedaccord.federation.policies import Buffered, FullRound

@@ -15,7 +15,8 @@ import torch
 from fedaccord.core.privacy import Masking
 from fedaccord.core.request import StateLost, TrainReply, TrainRequest
 from fedaccord.core.vectors import leaves
-from fedaccord.federation.fleet import LATE, Fleet, MessageFleet, Reading, TrainReplies
+from fedaccord.federation.fleet import LATE, Fleet, Reading, TrainReplies
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.replies import unusual
 from fedaccord.secure import client
 from fedaccord.secure.client import Payload

@@ -14,7 +14,8 @@ from fedaccord.core.privacy import Normal, Privacy, secret, seeded
 from fedaccord.core.request import EvaluateRequest, ModelLayout, TrainInstruction, TrainRequest
 from fedaccord.core.rounds import RoundState, broadcast
 from fedaccord.core.vectors import Vector, dtype_of
-from fedaccord.federation.fleet import Fleet, is_deployed
+from fedaccord.federation.fleet import Fleet
+from fedaccord.federation.message_fleet import is_deployed
 from fedaccord.federation.method import Method
 from fedaccord.federation.state_dict import layout_of
 from fedaccord.wire.tensor_array import to_record, to_tensor

@@ -18,8 +18,8 @@ from fedaccord.federation.app_evaluation import (
     ClientEvaluation,
     weighted_means,
 )
-from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.flower_arguments import check_arguments
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.method import Method
 from fedaccord.federation.metrics import measured, reported
 from fedaccord.federation.policies import check_buffered

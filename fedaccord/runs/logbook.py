@@ -15,7 +15,8 @@ from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import fill, leaves
 from fedaccord.federation.budget import OR_END, check_left
 from fedaccord.federation.checkpoint import Pace, pack, privacy_of, unpack
-from fedaccord.federation.fleet import Fleet, MessageFleet
+from fedaccord.federation.fleet import Fleet
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.metrics import with_evaluations
 from fedaccord.federation.partition_ids import PartitionIds
 from fedaccord.federation.round import Round

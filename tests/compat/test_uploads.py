@@ -22,7 +22,7 @@ from flwr.superlink.grid import HttpGrid
 from flwr.superlink.servicer.runtime import runtime_handlers
 
 from fedaccord.compat import uploads
-from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.polls import Polls
 
 REQUEST = httpx.Request("POST", "http://127.0.0.1")

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from fedaccord import client_app, engine, recorded_run
 from fedaccord.config import RunConfig
-from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.round import Round
 from fedaccord.storage.store import EARLIER_START
 from fedaccord.task import load_task

@@ -14,7 +14,7 @@ from flwr.app import Context, RecordDict
 from fedaccord import client_app, engine, recorded_run, server_app, simulate
 from fedaccord.config import RunConfig
 from fedaccord.engine.fleet import LocalFleet
-from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.runs import RunDirectory, load_model
 from fedaccord.runs.checkpoint import Checkpoints
 from fedaccord.runs.logbook import Logbook, _next_attempt

@@ -20,7 +20,7 @@ from fedaccord.client import secure as client_secure
 from fedaccord.compat.crypto import encrypt
 from fedaccord.core.rule import LocalConfig
 from fedaccord.engine import Recorder, quiet
-from fedaccord.federation import fleet, roster, secure
+from fedaccord.federation import message_fleet, roster, secure
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.run import Run
 from fedaccord.plugins.broadcast import Broadcast
@@ -274,7 +274,7 @@ class Watched(InProcessGrid):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (fleet, roster, secure):
+    for module in (message_fleet, roster, secure):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -309,7 +309,7 @@ def by_messages(
         )
         initial = ArrayRecord(federation.linear(W0).state_dict())
         everyone = [[*range(C)]] * 3
-        own_fleet = fleet.MessageFleet(grid)
+        own_fleet = message_fleet.MessageFleet(grid)
         own_run = Run(
             strategy, own_fleet, initial, 3, cohorts=everyone, on_round=recorder, timeout=TIMEOUT
         )

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from fedaccord import train_locally
 from fedaccord.engine import quiet
-from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
 from fedaccord.federation.strategy import FederatedStrategy

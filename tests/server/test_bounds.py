@@ -12,7 +12,7 @@ from fedaccord.core.cohort import Reply
 from fedaccord.core.rule import Model
 from fedaccord.engine import quiet
 from fedaccord.federation import bounds
-from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
 from fedaccord.strategies import (

@@ -18,7 +18,8 @@ from fedaccord.core.vectors import leaves
 from fedaccord.engine import quiet
 from fedaccord.federation import checkpoint
 from fedaccord.federation.device_profiles import write
-from fedaccord.federation.fleet import LATE, REPLACED, MessageFleet
+from fedaccord.federation.fleet import LATE
+from fedaccord.federation.message_fleet import REPLACED, MessageFleet
 from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
 from fedaccord.federation.session import Book
@@ -104,7 +105,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Waiting costs no time."""
     clock = Clock()
     time = SimpleNamespace(monotonic=clock, sleep=clock.sleep)
-    monkeypatch.setattr("fedaccord.federation.fleet.time", time)
+    monkeypatch.setattr("fedaccord.federation.message_fleet.time", time)
     return clock
 
 

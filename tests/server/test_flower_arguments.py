@@ -10,7 +10,7 @@ from flwr.serverapp import strategy as flowers
 
 from fedaccord import evaluate_locally
 from fedaccord.engine import quiet
-from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.method import LEAST
 from fedaccord.strategies import METHODS, FedAvg, FedDeper, FedProx, Scaffold
 from tests.federation import half_square, linear

@@ -22,7 +22,7 @@ BUFFERED = {"schedule": "buffered", "buffer_size": 1, "concurrency": 2}
 
 @pytest.fixture
 def devices(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
-    monkeypatch.setattr("fedaccord.federation.fleet.Roster", partial(Roster, clock))
+    monkeypatch.setattr("fedaccord.federation.message_fleet.Roster", partial(Roster, clock))
     with Net(client_app()) as net:
         for i in range(C):
             net.join(10 + i, i, C)

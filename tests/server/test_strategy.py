@@ -13,7 +13,7 @@ from fedaccord.compat.flower import TensorArray
 from fedaccord.core.rounds import RoundState
 from fedaccord.engine import History, quiet
 from fedaccord.federation.errors import FederationError, last_line
-from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.roster import Roster
 from fedaccord.federation.round import Round
 from fedaccord.plugins.compress import Compress
@@ -159,7 +159,7 @@ def test_the_last_line_of_a_reason(reason: str | None, line: str) -> None:
 def come_and_go(plan: Any, monkeypatch: pytest.MonkeyPatch, rounds: int = 5) -> list[Any]:
     """The replies of every round; ``plan(net, number)`` changes the nodes after each."""
     clock = Clock()
-    monkeypatch.setattr("fedaccord.federation.fleet.Roster", lambda **_: Roster(clock))
+    monkeypatch.setattr("fedaccord.federation.message_fleet.Roster", lambda **_: Roster(clock))
     replies: list[Any] = []
     with Net(client_app()) as net, quiet():
         for i in range(3):
@@ -213,7 +213,7 @@ def test_a_newcomer_with_a_wrong_config_neither_ends_nor_blocks_a_run(
 
 
 def test_clients_that_do_not_come_are_named(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedaccord.federation.fleet.Roster", lambda **_: Roster(clock))
+    monkeypatch.setattr("fedaccord.federation.message_fleet.Roster", lambda **_: Roster(clock))
     with Net() as net, quiet():
         net.join(100, 0, 3)
         net.join(102, 2, 3)

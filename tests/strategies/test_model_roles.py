@@ -17,7 +17,7 @@ from fedaccord.core.client_half import WithLocal
 from fedaccord.core.vectors import leaves
 from fedaccord.engine import History, quiet
 from fedaccord.federation.errors import FederationError
-from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.run import Run
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import METHODS

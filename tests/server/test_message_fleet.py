@@ -18,7 +18,8 @@ from flwr.clientapp import ClientApp
 from fedaccord.core import rounds
 from fedaccord.engine import quiet
 from fedaccord.federation.errors import FederationError
-from fedaccord.federation.fleet import LATE, MessageFleet
+from fedaccord.federation.fleet import LATE
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.polls import Polls
 from fedaccord.federation.roster import ASK_AGAIN, Roster
 from fedaccord.federation.round import Round
@@ -43,7 +44,7 @@ def test_pauses_between_polls_grow_with_the_time_since_the_messages_were_sent(
     clock, polls = Clock(), []
     sleeps: list[float] = []
     monkeypatch.setattr(
-        "fedaccord.federation.fleet.time",
+        "fedaccord.federation.message_fleet.time",
         SimpleNamespace(
             monotonic=clock, sleep=lambda seconds: (sleeps.append(seconds), clock.sleep(seconds))
         ),
@@ -65,7 +66,7 @@ def test_a_reply_that_came_during_the_last_poll_is_not_late(
     """Fetching other replies may take longer than the rest of the time."""
     clock, timeout = Clock(), 60.0
     time = SimpleNamespace(monotonic=clock, sleep=clock.sleep)
-    monkeypatch.setattr("fedaccord.federation.fleet.time", time)
+    monkeypatch.setattr("fedaccord.federation.message_fleet.time", time)
 
     class Slow(Net):
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -133,7 +134,7 @@ def test_a_simulation_is_asked_once(
     """It handles two messages to a client at once: a late hello would put a used state back."""
     if simulated:
         net.pull_interval = 0.1  # type: ignore[attr-defined]
-    monkeypatch.setattr("fedaccord.federation.fleet.Roster", partial(Roster, clock))
+    monkeypatch.setattr("fedaccord.federation.message_fleet.Roster", partial(Roster, clock))
     net.join(10, 0, 1)
     net.late.add(10)
     clock.at(3.5 * ASK_AGAIN, net.late.clear)

@@ -1,0 +1,348 @@
+"""The clients behind a Flower grid: requests as messages, replies as values."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from flwr.app import DEFAULT_TTL, ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from fedaccord.compat import flower
+from fedaccord.core.request import (
+    DEFAULT,
+    EvaluateRequest,
+    ModelLayout,
+    ModelSettings,
+    TrainInstruction,
+    TrainRequest,
+)
+from fedaccord.federation import ray_cluster
+from fedaccord.federation.errors import FederationError
+from fedaccord.federation.fleet import LATE, Fleet, Reading, TrainReplies
+from fedaccord.federation.partition_ids import PartitionIds
+from fedaccord.federation.polls import Polls, parts
+from fedaccord.federation.reply_messages import (
+    is_sender,
+    read_content,
+    read_metrics,
+    read_training,
+    readings,
+)
+from fedaccord.federation.roster import ASK_AGAIN, Roster
+from fedaccord.wire.handshake import handshake
+from fedaccord.wire.instruction import check_own_config, with_config
+from fedaccord.wire.messages import write_evaluate_requests, write_requests
+from fedaccord.wire.records import CONFIG, SECURE, config_of
+
+log = logging.getLogger("flwr")
+
+TRAIN, EVALUATE = MessageType.TRAIN, MessageType.EVALUATE
+UNREAD_SECONDS = 30.0  # that a message outlives its timeout
+REPLACED = "another node took the place of its node"
+MORE = '"num-supernodes=20 client-resources-num-cpus=1"'
+T = TypeVar("T")
+
+
+class _Visit(NamedTuple):
+    """A visit in progress on a node."""
+
+    message: Message
+    message_id: str | None  # None: Flower could not send the message
+    instruction: TrainInstruction
+    deadline: float  # by `time.monotonic`
+    size: int  # approximate bytes of its reply
+
+
+class MessageFleet:
+    """Clients behind a Flower grid."""
+
+    home = torch.device("cpu")
+    evaluators = 1
+
+    def __init__(
+        self,
+        grid: Grid,
+        config: Mapping[str, Any] | None = None,
+        partition_ids: PartitionIds | None = None,
+        config_key: str = CONFIG,
+        card: Mapping[str, Any] | None = None,
+        evaluate_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """config, evaluate_config: a caller's own, of messages; config_key: their record's name;
+        card: of the server's own data, as `Task.card`."""
+        check_own_config([*(config or {}), *(evaluate_config or {})], config_key)
+        self.simulated = flower.is_simulation(grid)
+        self.grid, self._polls = grid, Polls(grid, self.simulated)
+        self._configs = {TRAIN: config or {}, EVALUATE: evaluate_config or {}}
+        self._config_key = config_key
+        # a simulation loses no messages, and handles two of a client at once: see `_still_late`
+        ask_again = math.inf if self.simulated else ASK_AGAIN
+        self.roster = Roster(partition_ids=partition_ids, ask_again=ask_again, card=card)
+        self._late: dict[str, int] = {}  # message -> a simulation's client whose reply is late
+        self._at_work: dict[int, _Visit] = {}  # by client
+        self._ended: dict[int, Reading] = {}  # ended visits, not yet received, in order
+
+    @property
+    def num_clients(self) -> int:
+        return self.roster.num_clients
+
+    def connect(
+        self,
+        seconds: float,
+        settings: ModelSettings = DEFAULT,
+        model: ModelLayout | None = None,
+        least: int = 0,
+    ) -> None:
+        earlier, self.roster.layout = self.roster.layout, model or self.roster.layout
+        if model and earlier and (difference := earlier.difference(model)):
+            raise FederationError(
+                f"the server's model is not the clients': {difference}: build the same model on "
+                "server and clients"
+            )
+        self.roster.handshake = self._with_config(handshake(settings), 0)
+        if self.simulated and (problem := ray_cluster.unreachable()):  # Ray itself says nothing
+            log.warning("Ray: %s, and start the run again", problem)
+        self.roster.wait_for_all(self.grid, seconds, self._polls.ask, least)
+        if self.simulated and self.num_clients == flower.DEFAULT_SUPERNODES:
+            log.info("for more simulated clients: flwr run . --federation-config %s", MORE)
+
+    def card(self, seconds: float, settings: ModelSettings) -> Mapping[str, Any]:
+        """How to build the clients' model, its inputs and classes, from the first node's report.
+
+        Raises FederationError as `connect`, and if none reports it.
+        """
+        self.connect(seconds, settings)
+        if self.roster.card is None:
+            raise FederationError(
+                "evaluation=clients: expected clients that report the shape of a sample and the "
+                "number of classes, got none: run the app of this version of FedAccord on them"
+            )
+        return self.roster.card
+
+    def available(self) -> Sequence[int]:
+        self._polls.ask(lambda: self.roster.update(self.grid))
+        return sorted(self.roster.nodes)
+
+    def wait_for(
+        self, least: int, at_work: Collection[int], seconds: float
+    ) -> tuple[Sequence[int], str]:
+        """As `available`, after `Roster.wait_for`, and what that returns."""
+        why = self.roster.wait_for(self.grid, least, at_work, seconds, self._polls.ask)
+        return sorted(self.roster.nodes), why
+
+    def train(
+        self,
+        requests: Sequence[TrainRequest],
+        timeout: float,
+        more: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> TrainReplies:
+        """more: the stage of a secure sum for each client's message."""
+        end = time.monotonic() + timeout
+        clients = [request.instruction.client for request in requests]
+        late = self._still_late(clients, end)
+        requests = [r for r in requests if r.instruction.client not in late]
+        messages = self._training(requests, timeout)
+        for i, stage in (more or {}).items():
+            if i in messages:
+                messages[i].content[SECURE] = ConfigRecord(dict(stage))
+        size = max((request.nbytes for request in requests), default=0)
+        replies = self._send(messages, max(0.0, end - time.monotonic()), size)
+        instructions = {request.instruction.client: request.instruction for request in requests}
+        return readings(clients, replies, instructions, late=LATE)
+
+    def send(self, requests: Sequence[TrainRequest], timeout: float) -> None:
+        """Send training requests, return at once; timeout: seconds until `receive` drops a visit.
+
+        An earlier visit of the same client, and its reply, are dropped.
+        """
+        messages = self._training(requests, timeout)
+        message_ids = self._polls.push([*messages.values()], timeout)
+        deadline = time.monotonic() + timeout
+        for request, message_id in zip(requests, message_ids, strict=True):
+            instruction = request.instruction
+            message = messages[instruction.client]
+            visit = _Visit(message, message_id, instruction, deadline, request.nbytes)
+            self._at_work[instruction.client] = visit
+            self._ended.pop(instruction.client, None)
+
+    def receive(self, clients: Collection[int], wanted: int) -> dict[int, Reading]:
+        """The next ``wanted`` replies in order of arrival, and the reasons of visits without one.
+
+        It waits until they have arrived, or all visits have ended. clients: those whose visits
+        still count; other replies are dropped.
+        """
+        for visits in (self._at_work, self._ended):
+            for i in visits.keys() - {*clients}:
+                del visits[i]
+        began = time.monotonic()
+        while True:
+            self._look(wanted)
+            received, replies = list[int](), 0
+            for i, reading in self._ended.items():
+                if replies == wanted:
+                    break
+                received.append(i)
+                replies += not isinstance(reading, str)
+            if replies == wanted or not self._at_work:
+                return {i: self._ended.pop(i) for i in received}
+            time.sleep(self._polls.pause(time.monotonic() - began))
+
+    def _look(self, wanted: int) -> None:
+        """Record the visits that have ended since the last poll, the oldest first.
+
+        Large replies beyond the ``wanted`` ones stay in the SuperLink's store.
+        """
+        self.available()
+        sent = {visit.message_id: i for i, visit in self._at_work.items() if visit.message_id}
+        size = max((visit.size for visit in self._at_work.values()), default=0)
+        now = time.monotonic()  # replies that arrived until now are read before a visit is late
+        for part in parts([*sent], size):
+            if sum(not isinstance(reading, str) for reading in self._ended.values()) >= wanted:
+                return
+            for reply in self._polls.pull(part):
+                i = sent.get(reply.metadata.reply_to_message_id)
+                visit = None if i is None else self._at_work.get(i)
+                if i is None or visit is None or not is_sender(reply, visit.message):
+                    log.info("ignored a reply that no client at work sent, or its second one")
+                    continue
+                del self._at_work[i]
+                self._ended[i] = read_training(reply, visit.instruction)
+        for i, visit in [*self._at_work.items()]:
+            node = visit.message.metadata.dst_node_id
+            is_replaced = self.roster.nodes.get(i, node) != node
+            if is_replaced or visit.message_id is None or now >= visit.deadline:
+                del self._at_work[i]
+                self._ended[i] = REPLACED if is_replaced else LATE
+
+    def _training(self, requests: Sequence[TrainRequest], timeout: float) -> dict[int, Message]:
+        """The message of each request, by client."""
+        instructions = [request.instruction for request in requests]
+        return {
+            r.client: self._message(
+                r.client, self._with_config(content, r.round + 1), TRAIN, timeout
+            )
+            for r, content in zip(instructions, write_requests(requests), strict=True)
+        }
+
+    def evaluate(
+        self, requests: Sequence[EvaluateRequest], timeout: float
+    ) -> list[Mapping[str, float] | str]:
+        messages = {}
+        for request, content in zip(requests, write_evaluate_requests(requests), strict=True):
+            i = request.instruction.client
+            content = self._with_config(content, request.instruction.round, EVALUATE)
+            messages[i] = self._message(i, content, EVALUATE, timeout)
+        return [*self._ask(messages, timeout, read_metrics).values()]
+
+    def stage(
+        self, payloads: Mapping[int, Mapping[str, Any]], timeout: float
+    ) -> dict[int, dict[str, Any] | str]:
+        """The replies to a stage of a secure sum, or the reasons for none."""
+        contents = {i: RecordDict({SECURE: ConfigRecord(dict(p))}) for i, p in payloads.items()}
+        messages = {i: self._message(i, c, TRAIN, timeout) for i, c in contents.items()}
+        return self._ask(messages, timeout, lambda reply: dict(config_of(reply.content, SECURE)))
+
+    def ask(
+        self,
+        clients: Sequence[int],
+        content: RecordDict,
+        timeout: float,
+        read: Callable[[Message], T],
+    ) -> dict[int, T | str]:
+        """Each client's evaluation of ``content``, read by ``read``, or the reason for none."""
+        messages = {i: self._message(i, content, EVALUATE, timeout) for i in clients}
+        return self._ask(messages, timeout, read)
+
+    def _ask(
+        self, messages: Mapping[int, Message], timeout: float, read: Callable[[Message], T]
+    ) -> dict[int, T | str]:
+        replies = dict(self._send(messages, timeout))
+        return {i: read_content(replies[i], read) if i in replies else LATE for i in messages}
+
+    def _with_config(self, content: RecordDict, number: int, kind: str = TRAIN) -> RecordDict:
+        return with_config(content, self._configs[kind], self._config_key, number)
+
+    def _message(self, client: int, content: RecordDict, kind: str, timeout: float) -> Message:
+        # a SuperNode would work off old messages, one after another, whose replies are too late; a
+        # simulation handles each at once, and `_still_late` awaits the reply
+        life = max(timeout, DEFAULT_TTL) if self.simulated else timeout + UNREAD_SECONDS
+        return Message(content, self.roster.nodes[client], kind, ttl=life)
+
+    def _send(
+        self, messages: Mapping[int, Message], timeout: float, size: int = 0
+    ) -> Iterator[tuple[int, Message]]:
+        """The first reply of each client to its message, in order of arrival; a simulation's late
+        ones are recorded. size: bytes of a reply."""
+        message_ids = self._polls.push([*messages.values()], timeout)
+        return self._first_replies(messages, self._receive(message_ids, timeout, size))
+
+    def _receive(
+        self, message_ids: Iterable[str | None], timeout: float, size: int = 0
+    ) -> Iterator[Message]:
+        """Poll for the replies until all have arrived or ``timeout`` seconds are over.
+
+        `Grid.send_and_receive` of a deployment sleeps three seconds between two polls.
+        message_ids: None: Flower could not send the message.
+        """
+        waiting, began = [i for i in message_ids if i], time.monotonic()
+        while waiting:
+            is_last, answered = time.monotonic() - began >= timeout, set[str]()
+            for part in parts(waiting, size):
+                for reply in self._polls.pull(part):
+                    answered.add(reply.metadata.reply_to_message_id)
+                    yield reply
+            waiting = [i for i in waiting if i not in answered]
+            if not waiting or is_last:
+                break
+            waited = time.monotonic() - began
+            time.sleep(max(0.0, min(self._polls.pause(waited), timeout - waited)))
+
+    def _first_replies(
+        self, messages: Mapping[int, Message], replies: Iterable[Message]
+    ) -> Iterator[tuple[int, Message]]:
+        clients = {message.metadata.message_id: i for i, message in messages.items()}
+        late = dict(clients)
+        for reply in replies:
+            name = reply.metadata.reply_to_message_id
+            i = clients.get(name)
+            if i is None:
+                log.info("ignored a reply to no message of this round")
+            elif not is_sender(reply, messages[i]):
+                log.info("ignored a reply for client %d that another node sent", i)
+            elif name not in late:
+                log.info("ignored a second reply of client %d", i)
+            else:
+                del late[name]
+                yield i, reply
+        if self.simulated:
+            self._late |= late
+
+    def _still_late(self, clients: Sequence[int], end: float) -> set[int]:
+        """The clients of a simulation that are busy with an earlier message; if all are, it waits
+        for one of them.
+
+        A SuperNode handles one message after another. A simulation would handle both at once, and
+        the later one would overwrite the state with that of its start.
+        """
+        while self._late:
+            for reply in self._polls.pull([*self._late]):
+                self._late.pop(reply.metadata.reply_to_message_id, None)
+            late = {*self._late.values()} & {*clients}
+            if len(late) < max(1, len(clients)) or time.monotonic() > end:
+                return late
+            time.sleep(self._polls.pause(0.0))
+        return set()
+
+    def client_states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
+        return {}
+
+    def restore(self, states: Iterable[tuple[int, tuple[int, Any]]]) -> None:
+        pass
+
+
+def is_deployed(fleet: Fleet) -> bool:
+    """Whether the clients are SuperNodes, in real time."""
+    return isinstance(fleet, MessageFleet) and not fleet.simulated
