@@ -12,9 +12,9 @@ from flwr.clientapp import ClientApp
 from fedaccord.client import node_limits, secure
 from fedaccord.client.data import test_data, training_data
 from fedaccord.client.train import (
-    answer_message,
-    answer_question,
     evaluate_locally,
+    reply_to_evaluation,
+    reply_to_training,
     train_locally,
 )
 from fedaccord.config import RunConfig, keys_of
@@ -55,7 +55,7 @@ def _train(task_of: Callable[[Context], Task], message: Message, context: Contex
     _check_client(context, instruction.client)
     node_limits.check_steps(instruction, task.num_examples(instruction.client), context.node_config)
     store, data = memory_of(context, instruction.federation), training_data(task, instruction)
-    return secure.masked_reply(message, context, lambda: answer_message(message, store, data))
+    return secure.masked_reply(message, context, lambda: reply_to_training(message, store, data))
 
 
 def _layout(
@@ -81,7 +81,7 @@ def _test(task_of: Callable[[Context], Task], message: Message, context: Context
     instruction = read_instruction(message)
     _check_client(context, instruction.client)
     data = test_data(task_of(context), instruction)
-    return answer_question(message, memory_of(context, instruction.federation), data)
+    return reply_to_evaluation(message, memory_of(context, instruction.federation), data)
 
 
 def _check_client(context: Context, client: int) -> None:

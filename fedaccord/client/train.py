@@ -107,7 +107,7 @@ def train_locally(
     flat = flat_model(model, read_instruction(message).model_settings, forward=forward)
     data = Data(flat, batches, loss, examples, format=batch_format, own_code=True)
     store = ContextStore(context)
-    return secure.masked_reply(message, context, lambda: answer_message(message, store, data))
+    return secure.masked_reply(message, context, lambda: reply_to_training(message, store, data))
 
 
 def evaluate_locally(
@@ -133,13 +133,13 @@ def evaluate_locally(
     """
     flat = flat_model(model, read_instruction(message).model_settings, forward=forward)
     data = Data(flat, batches, loss, metrics=metrics, format=BatchFormat(forward, targets))
-    return answer_question(message, ContextStore(context), data)
+    return reply_to_evaluation(message, ContextStore(context), data)
 
 
 # messages
 
 
-def answer_message(message: Message, store: Store, data: Data) -> Message:
+def reply_to_training(message: Message, store: Store, data: Data) -> Message:
     """`train_locally` with a model whose parameters are already flat."""
     _check_shapes(data.model, read_instruction(message))
     request = read_request(message)
@@ -155,7 +155,7 @@ def answer_message(message: Message, store: Store, data: Data) -> Message:
     return Message(write_reply(reply), reply_to=message)
 
 
-def answer_question(message: Message, store: Store, data: Data) -> Message:
+def reply_to_evaluation(message: Message, store: Store, data: Data) -> Message:
     """`evaluate_locally` with a model whose parameters are already flat."""
     _check_shapes(data.model, read_instruction(message))
     request = read_evaluate_request(message)

@@ -41,8 +41,8 @@ class Reply(NamedTuple):
     damping: float = 1.0  # omega(tau_i), factor of its models' distances from w
 
 
-class Visit(NamedTuple):
-    """A visit in progress during a server step, in buffered rounds: what its client was sent."""
+class PendingRequest(NamedTuple):
+    """A training request without a reply yet during a server step, in buffered rounds."""
 
     client: int
     round: int  # s, whose model it received
@@ -54,15 +54,17 @@ class Visit(NamedTuple):
     is_lost: bool = False  # the simulated device disconnects at the end
 
 
-def seen(accepted: Tensor, delays: Tensor | None, visits: Sequence[Visit]) -> Tensor | None:
+def seen(
+    accepted: Tensor, delays: Tensor | None, pending: Sequence[PendingRequest]
+) -> Tensor | None:
     """`Cohort.seen` of buffered rounds. A client whose reply to the model of round s was used in
-    step t has missed the steps between s and t, and those after t; a visit in progress, since s."""
+    step t has missed the steps between s and t, and those after t; a pending request, since s."""
     if delays is None:
         return None
     delays = delays.where(accepted >= 0, 0)  # a client that lost its state has no past rounds
     late = delays > 0
     step_rounds, begun = accepted + delays, accepted[late] - 1
-    at_work = torch.tensor([visit.round - 1 for visit in visits], dtype=torch.int64)
+    at_work = torch.tensor([request.round - 1 for request in pending], dtype=torch.int64)
     return torch.cat([step_rounds, step_rounds[late] - 1, begun, at_work])
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.core.client_half import ClientHalf, GradientHook
-from fedaccord.core.cohort import Client, Cohort, Reply, Visit, seen
+from fedaccord.core.cohort import Client, Cohort, PendingRequest, Reply, seen
 from fedaccord.core.optimizer import SGD, add_, shrink_
 from fedaccord.core.plugin import joined
 from fedaccord.core.privacy import Normal, Privacy, release
@@ -259,7 +259,7 @@ class RoundState(NamedTuple):
     # (C,) int64, rounds from the model of each client's last accepted reply to the step that used
     # it; None: rounds are synchronous, all are 0
     delays: Tensor | None = None
-    visits: tuple[Visit, ...] = ()  # in progress, in the order of clients
+    visits: tuple[PendingRequest, ...] = ()  # in the order of clients
 
     @property
     def num_clients(self) -> int:
@@ -386,7 +386,7 @@ def forget(
     centre = method.topology.average(w)
     _, server = method.topology.begin(centre, first_server(method, centre), s.num_clients)
     none = torch.full_like(s.accepted, -1)
-    # visits in progress began with old memories: their replies are dropped
+    # pending requests began with old memories: their replies are dropped
     return s._replace(w=w, w_init=centre, server=server, accepted=none, visits=())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedaccord.core.cohort import Visit
+from fedaccord.core.cohort import PendingRequest
 from fedaccord.core.privacy import Privacy
 from fedaccord.core.rounds import RoundState, first_moments
 from fedaccord.core.vectors import fill, leaves
@@ -27,31 +27,35 @@ def pack(s: RoundState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     facts["privacy"] = None if s.privacy is None else s.privacy._asdict()
     if s.delays is not None:
         tensors["delays"] = s.delays
-        facts["visits"] = [_packed(visit, tensors) for visit in s.visits]
+        facts["visits"] = [_packed(request, tensors) for request in s.visits]
     return tensors, facts
 
 
-SENT = ("down", "w_init", "buffers")  # vectors of a visit, which visits of one round share
+SENT = ("down", "w_init", "buffers")  # vectors of a request, which those of one round share
 
 
-def _packed(visit: Visit, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """The plain values of a visit, and the names of its vectors among ``tensors``, to which new
+def _packed(request: PendingRequest, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The plain values of a request, and the names of its vectors among ``tensors``, to which new
     vectors are added."""
     name_of = {id(vector): name for name, vector in tensors.items()}
     names = {}
-    for field, vector in leaves({name: getattr(visit, name) for name in SENT}):
-        name = name_of.get(id(vector), f"visits.{visit.client}.{field}")
+    for field, vector in leaves({name: getattr(request, name) for name in SENT}):
+        name = name_of.get(id(vector), f"visits.{request.client}.{field}")
         tensors.setdefault(name, vector)
         names[field] = name
-    return {k: v for k, v in visit._asdict().items() if k not in SENT} | {"vectors": names}
+    return {k: v for k, v in request._asdict().items() if k not in SENT} | {"vectors": names}
 
 
-def _unpacked(method: Method, packed: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Visit:
+def _unpacked(
+    method: Method, packed: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> PendingRequest:
     vectors = {field: tensors[name] for field, name in packed["vectors"].items()}
     fields = method.client_half().receives._fields
     down = method.client_half().receives(*(vectors.get(f"down.{name}") for name in fields))
     plain = {name: value for name, value in packed.items() if name != "vectors"}
-    return Visit(**plain, down=down, w_init=vectors.get("w_init"), buffers=vectors.get("buffers"))
+    return PendingRequest(
+        **plain, down=down, w_init=vectors.get("w_init"), buffers=vectors.get("buffers")
+    )
 
 
 def privacy_of(facts: Mapping[str, Any]) -> Privacy | None:
@@ -81,7 +85,7 @@ def unpack(method: Method, tensors: Mapping[str, Tensor], facts: Mapping[str, An
         clock=facts.get("clock", 0.0),  # earlier versions wrote none
         privacy=privacy_of(facts),
         delays=tensors.get("delays"),
-        visits=tuple(_unpacked(method, visit, tensors) for visit in facts.get("visits", ())),
+        visits=tuple(_unpacked(method, request, tensors) for request in facts.get("visits", ())),
     )
 
 

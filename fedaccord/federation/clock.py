@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from fedaccord.core.cohort import Visit
+from fedaccord.core.cohort import PendingRequest
 from fedaccord.core.request import TrainInstruction, TrainRequest
 from fedaccord.core.vectors import nbytes
 from fedaccord.federation.device_profiles import Device
@@ -77,9 +77,9 @@ class Clock:
             return clients
         return [i for i in clients if self.devices[i].until(now) > now]
 
-    def lost(self, visit: Visit) -> Late:
-        """Why a visit of a disconnected device has no reply."""
-        return Late(f"its device went away at {visit.end:.4g} simulated seconds")
+    def lost(self, request: PendingRequest) -> Late:
+        """Why a request to a disconnected device has no reply."""
+        return Late(f"its device went away at {request.end:.4g} simulated seconds")
 
     def end(self, request: TrainRequest, now: float) -> End:
         """The end of a visit that begins now."""

@@ -46,8 +46,8 @@ MORE = '"num-supernodes=20 client-resources-num-cpus=1"'
 T = TypeVar("T")
 
 
-class _Visit(NamedTuple):
-    """A visit in progress on a node."""
+class _SentRequest(NamedTuple):
+    """A training request that a node has not answered."""
 
     message: Message
     message_id: str | None  # None: Flower could not send the message
@@ -82,8 +82,8 @@ class MessageFleet:
         ask_again = math.inf if self.simulated else ASK_AGAIN
         self.roster = Roster(partition_ids=partition_ids, ask_again=ask_again, card=card)
         self._late: dict[str, int] = {}  # message -> a simulation's client whose reply is late
-        self._at_work: dict[int, _Visit] = {}  # by client
-        self._ended: dict[int, Reading] = {}  # ended visits, not yet received, in order
+        self._at_work: dict[int, _SentRequest] = {}  # by client
+        self._ended: dict[int, Reading] = {}  # ended requests, not yet received, in order
 
     @property
     def num_clients(self) -> int:
@@ -105,7 +105,7 @@ class MessageFleet:
         self.roster.handshake = self._with_config(handshake(settings), 0)
         if self.simulated and (problem := ray_cluster.unreachable()):  # Ray itself says nothing
             log.warning("Ray: %s, and start the run again", problem)
-        self.roster.wait_for_all(self.grid, seconds, self._polls.ask, least)
+        self.roster.wait_for_all(self.grid, seconds, self._polls.attempt, least)
         if self.simulated and self.num_clients == flower.DEFAULT_SUPERNODES:
             log.info("for more simulated clients: flwr run . --federation-config %s", MORE)
 
@@ -123,14 +123,14 @@ class MessageFleet:
         return self.roster.card
 
     def available(self) -> Sequence[int]:
-        self._polls.ask(lambda: self.roster.update(self.grid))
+        self._polls.attempt(lambda: self.roster.update(self.grid))
         return sorted(self.roster.nodes)
 
     def wait_for(
         self, least: int, at_work: Collection[int], seconds: float
     ) -> tuple[Sequence[int], str]:
         """As `available`, after `Roster.wait_for`, and what that returns."""
-        why = self.roster.wait_for(self.grid, least, at_work, seconds, self._polls.ask)
+        why = self.roster.wait_for(self.grid, least, at_work, seconds, self._polls.attempt)
         return sorted(self.roster.nodes), why
 
     def train(
@@ -154,9 +154,9 @@ class MessageFleet:
         return readings(clients, replies, instructions, late=LATE)
 
     def send(self, requests: Sequence[TrainRequest], timeout: float) -> None:
-        """Send training requests, return at once; timeout: seconds until `receive` drops a visit.
+        """Send training requests, return at once; timeout: seconds until `receive` drops them.
 
-        An earlier visit of the same client, and its reply, are dropped.
+        An earlier request to the same client, and its reply, are dropped.
         """
         messages = self._training(requests, timeout)
         message_ids = self._polls.push([*messages.values()], timeout)
@@ -164,19 +164,19 @@ class MessageFleet:
         for request, message_id in zip(requests, message_ids, strict=True):
             instruction = request.instruction
             message = messages[instruction.client]
-            visit = _Visit(message, message_id, instruction, deadline, request.nbytes)
-            self._at_work[instruction.client] = visit
+            sent = _SentRequest(message, message_id, instruction, deadline, request.nbytes)
+            self._at_work[instruction.client] = sent
             self._ended.pop(instruction.client, None)
 
     def receive(self, clients: Collection[int], wanted: int) -> dict[int, Reading]:
-        """The next ``wanted`` replies in order of arrival, and the reasons of visits without one.
+        """The next ``wanted`` replies in order of arrival, and the reasons of requests without one.
 
-        It waits until they have arrived, or all visits have ended. clients: those whose visits
+        It waits until they have arrived, or all requests have ended. clients: those whose requests
         still count; other replies are dropped.
         """
-        for visits in (self._at_work, self._ended):
-            for i in visits.keys() - {*clients}:
-                del visits[i]
+        for requests in (self._at_work, self._ended):
+            for i in requests.keys() - {*clients}:
+                del requests[i]
         began = time.monotonic()
         while True:
             self._look(wanted)
@@ -191,29 +191,29 @@ class MessageFleet:
             time.sleep(self._polls.pause(time.monotonic() - began))
 
     def _look(self, wanted: int) -> None:
-        """Record the visits that have ended since the last poll, the oldest first.
+        """Record the requests that have ended since the last poll, the oldest first.
 
         Large replies beyond the ``wanted`` ones stay in the SuperLink's store.
         """
         self.available()
-        sent = {visit.message_id: i for i, visit in self._at_work.items() if visit.message_id}
-        size = max((visit.size for visit in self._at_work.values()), default=0)
-        now = time.monotonic()  # replies that arrived until now are read before a visit is late
-        for part in parts([*sent], size):
+        clients = {it.message_id: i for i, it in self._at_work.items() if it.message_id}
+        size = max((it.size for it in self._at_work.values()), default=0)
+        now = time.monotonic()  # replies that arrived until now are read before a request is late
+        for part in parts([*clients], size):
             if sum(not isinstance(reading, str) for reading in self._ended.values()) >= wanted:
                 return
             for reply in self._polls.pull(part):
-                i = sent.get(reply.metadata.reply_to_message_id)
-                visit = None if i is None else self._at_work.get(i)
-                if i is None or visit is None or not is_sender(reply, visit.message):
+                i = clients.get(reply.metadata.reply_to_message_id)
+                sent = None if i is None else self._at_work.get(i)
+                if i is None or sent is None or not is_sender(reply, sent.message):
                     log.info("ignored a reply that no client at work sent, or its second one")
                     continue
                 del self._at_work[i]
-                self._ended[i] = read_training(reply, visit.instruction)
-        for i, visit in [*self._at_work.items()]:
-            node = visit.message.metadata.dst_node_id
+                self._ended[i] = read_training(reply, sent.instruction)
+        for i, sent in [*self._at_work.items()]:
+            node = sent.message.metadata.dst_node_id
             is_replaced = self.roster.nodes.get(i, node) != node
-            if is_replaced or visit.message_id is None or now >= visit.deadline:
+            if is_replaced or sent.message_id is None or now >= sent.deadline:
                 del self._at_work[i]
                 self._ended[i] = REPLACED if is_replaced else LATE
 

@@ -5,7 +5,7 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
-from fedaccord.core.cohort import Cohorts, Visit
+from fedaccord.core.cohort import Cohorts, PendingRequest
 from fedaccord.core.method_settings import OWN_BUFFERS, OWN_STATES, expect
 from fedaccord.core.request import TrainRequest
 from fedaccord.core.rounds import RoundState
@@ -78,7 +78,7 @@ class FullRound:
             return self.fleet.available(), ""
         method, least = self.method, self.method.needed_replies(s.num_clients)
         least = max(1, least, method.masking.least if method.masking else 0)
-        at_work = [visit.client for visit in s.visits]
+        at_work = [request.client for request in s.visits]
         available, why = self.fleet.wait_for(least, at_work, method.wait_timeout)
         return available, NotConnected(why) if why else ""
 
@@ -101,8 +101,8 @@ class FullRound:
 class Buffered(FullRound):
     """A server step has the first ``buffer-size`` replies of ``concurrency`` active clients.
 
-    Free slots are filled at the beginning of a round: all its visits receive the same model, and a
-    client has one visit at a time. Buffer = concurrency is a synchronous round.
+    Free slots are filled at the beginning of a round: all its requests have the same model, and a
+    client has one request at a time. Buffer = concurrency is a synchronous round.
     """
 
     def collect(self, s: RoundState) -> Collected:
@@ -115,14 +115,14 @@ class Buffered(FullRound):
             return self._simulated(s, wanted, self.clock)
         assert isinstance(self.fleet, MessageFleet)
         self.release(s)
-        outcomes = self.fleet.receive([visit.client for visit in s.visits], wanted)
+        outcomes = self.fleet.receive([request.client for request in s.visits], wanted)
         requests, rest = self._split(s, outcomes)
         return Collected(s._replace(visits=rest), requests, outcomes.items())
 
     def _simulated(self, s: RoundState, wanted: int, clock: Clock) -> Collected:
-        """Visits are computed at their end, as nothing reads them before."""
-        ends = sorted((visit.end, visit.client) for visit in s.visits)
-        lost = {visit.client: clock.lost(visit) for visit in s.visits if visit.is_lost}
+        """Replies are computed when they arrive, as nothing reads them before."""
+        ends = sorted((request.end, request.client) for request in s.visits)
+        lost = {request.client: clock.lost(request) for request in s.visits if request.is_lost}
         arriving = [end for end in ends if end[1] not in lost]
         step = (arriving[:wanted] or ends or [(s.clock, -1)])[-1]
         end_of = {i: end for end, i in ends if (end, i) <= step}
@@ -134,8 +134,8 @@ class Buffered(FullRound):
         return Collected(s._replace(clock=step[0], visits=rest), requests, replies, end_of)
 
     def _filled(self, s: RoundState, available: Sequence[int]) -> RoundState:
-        """The state with visits of round t in the free slots; nodes receive requests at once."""
-        at_work = {visit.client for visit in s.visits}
+        """The state with requests of round t in the free slots; nodes receive them at once."""
+        at_work = {request.client for request in s.visits}
         if self.clock and not at_work:
             available, now = self.clock.available(available, s.clock)
             s = s._replace(clock=now)
@@ -144,25 +144,26 @@ class Buffered(FullRound):
         if at_work:
             available = [i for i in available if i not in at_work]
         slots = self.method.cohort_size(s.num_clients) - len(at_work)
-        visits = self.session.visits(s, self.cohort(s, available, slots))
-        requests = self.session.requests_of(visits)
+        pending = self.session.pending(s, self.cohort(s, available, slots))
+        requests = self.session.requests_of(pending)
         if isinstance(self.fleet, MessageFleet):
             self.fleet.send(requests, self.timeout)
         if self.clock:
             ends = [self.clock.end(request, s.clock) for request in requests]
-            visits = [
-                visit._replace(end=end.seconds, is_lost=end.is_lost)
-                for visit, end in zip(visits, ends, strict=True)
+            pending = [
+                request._replace(end=end.seconds, is_lost=end.is_lost)
+                for request, end in zip(pending, ends, strict=True)
             ]
-        every = sorted([*s.visits, *visits], key=lambda visit: visit.client)
+        every = sorted([*s.visits, *pending], key=lambda request: request.client)
         return s._replace(visits=tuple(every))
 
     def _split(
         self, s: RoundState, clients: Container[int]
-    ) -> tuple[list[TrainRequest], tuple[Visit, ...]]:
-        """The requests of these clients' visits, and the remaining visits."""
-        requests = self.session.requests_of(visit for visit in s.visits if visit.client in clients)
-        return requests, tuple(visit for visit in s.visits if visit.client not in clients)
+    ) -> tuple[list[TrainRequest], tuple[PendingRequest, ...]]:
+        """The requests to these clients, and the remaining pending ones."""
+        replied = [request for request in s.visits if request.client in clients]
+        rest = tuple(request for request in s.visits if request.client not in clients)
+        return self.session.requests_of(replied), rest
 
 
 def check_buffered(method: Method) -> None:

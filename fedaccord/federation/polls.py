@@ -39,7 +39,7 @@ class Polls:
         Raises FederationError if it is refused as too large, for which Flower returns no ids.
         """
         began = time.monotonic()
-        while (ids := self.ask(lambda: [*self._grid.push_messages(messages)])) is None:
+        while (ids := self.attempt(lambda: [*self._grid.push_messages(messages)])) is None:
             waited = time.monotonic() - began
             if waited >= timeout:
                 return [None] * len(messages)
@@ -52,16 +52,16 @@ class Polls:
     def pull(self, message_ids: Sequence[str]) -> Iterator[Message]:
         """The replies that have arrived completely; until the SuperLink fails."""
         replies = uploads.pull_messages(self._grid, message_ids)
-        while reply := self.ask(lambda: next(replies, _END)):
+        while reply := self.attempt(lambda: next(replies, _END)):
             self._fails = False
             if reply is _END:
                 return
             yield cast(Message, reply)
 
-    def ask(self, question: Callable[[], T]) -> T | None:
+    def attempt(self, request: Callable[[], T]) -> T | None:
         """The result; None if the SuperLink fails, which is logged once until it recovers."""
         try:
-            return question()
+            return request()
         except Exception as error:
             if not flower.is_transient(error):
                 raise

@@ -31,7 +31,7 @@ SIMULATED = "Free memory (Ray starts clients below 95% in use) and processors of
 KEY_ERROR = re.compile(r"(KeyError: )?'[^']*'")  # as reported
 
 
-class Question(NamedTuple):
+class PendingHandshake(NamedTuple):
     """The handshake with a node that has not replied."""
 
     message_ids: tuple[str, ...]  # of every repetition: a reply may need longer than ASK_AGAIN
@@ -71,7 +71,7 @@ class Roster:
         self.num_clients = 0  # C; 0 until a node has replied
         self.refused: dict[int, str] = {}  # node id -> why, of the nodes that are online
         self._claims: dict[int, Claim] = {}  # by node id, of the nodes that are online
-        self._questions: dict[int, Question] = {}  # by node id
+        self._pending: dict[int, PendingHandshake] = {}  # by node id
         self._partition_ids = partition_ids or PartitionIds()
         self._has_begun = False  # round 1: C stays
         self._tie = ""  # the tied numbers of clients; empty: no tie
@@ -130,7 +130,7 @@ class Roster:
             if ready and self.num_clients and not self._tie:
                 return ""
             waited = self._clock() - began
-            hopeless = self._claims.keys() <= self.refused.keys() and not self._questions
+            hopeless = self._claims.keys() <= self.refused.keys() and not self._pending
             if waited > GRACE and self.refused and not self.nodes and hopeless and not least:
                 return f"no client could start: {next(iter(self.refused.values()))}"
             if waited > seconds:
@@ -145,7 +145,7 @@ class Roster:
             if node not in online:
                 log.warning("client %d is offline", i)
                 del self.nodes[i]
-        for table in (self._claims, self._questions, self.refused):
+        for table in (self._claims, self._pending, self.refused):
             for node in table.keys() - online:
                 del table[node]
 
@@ -153,31 +153,31 @@ class Roster:
         now = self._clock()
         again = {
             node
-            for node, it in self._questions.items()
+            for node, it in self._pending.items()
             # each handshake starts a process on a slow device: limit them
             if now - it.when >= self._ask_again * 2 ** (len(it.message_ids) - 1)
         }
-        new = online - self._claims.keys() - self.refused.keys() - self._questions.keys()
+        new = online - self._claims.keys() - self.refused.keys() - self._pending.keys()
         nodes = sorted(new | again)
         if not nodes:
             return
         messages = [Message(self.handshake, node, MessageType.TRAIN) for node in nodes]
         for node, message_id in zip(nodes, grid.push_messages(messages), strict=True):
-            last = self._questions.get(node, Question((), now, self._has_begun))
+            last = self._pending.get(node, PendingHandshake((), now, self._has_begun))
             message_ids = (*last.message_ids, message_id)
-            self._questions[node] = Question(message_ids, now, last.newcomer)
+            self._pending[node] = PendingHandshake(message_ids, now, last.newcomer)
 
     def _read_replies(self, grid: Grid) -> set[int]:
         """The newcomers among the nodes that replied."""
-        if not self._questions:
+        if not self._pending:
             return set()
-        node_of = {i: node for node, it in self._questions.items() for i in it.message_ids}
+        node_of = {i: node for node, it in self._pending.items() for i in it.message_ids}
         replies = {
             node_of[reply.metadata.reply_to_message_id]: reply
             for reply in uploads.pull_messages(grid, list(node_of))
             if reply.metadata.reply_to_message_id in node_of
         }
-        newcomers = {node for node in replies if self._questions.pop(node).newcomer}
+        newcomers = {node for node in replies if self._pending.pop(node).newcomer}
         for node, reply in replies.items():
             self._read(node, reply)
         return newcomers

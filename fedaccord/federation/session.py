@@ -9,7 +9,7 @@ import torch
 from flwr.app import ArrayRecord
 
 from fedaccord.core.client_half import state_like
-from fedaccord.core.cohort import Visit
+from fedaccord.core.cohort import PendingRequest
 from fedaccord.core.privacy import Normal, Privacy, secret, seeded
 from fedaccord.core.request import EvaluateRequest, ModelLayout, TrainInstruction, TrainRequest
 from fedaccord.core.rounds import RoundState, broadcast
@@ -102,11 +102,11 @@ class Session:
     def requests(self, s: RoundState, cohort: Iterable[int]) -> list[TrainRequest]:
         """The request to each client of round t."""
         common = self._instruction(s.t, s.privacy)
-        return [self._request(common, visit) for visit in self.visits(s, cohort)]
+        return [self._request(common, pending) for pending in self.pending(s, cohort)]
 
-    def visits(self, s: RoundState, cohort: Iterable[int]) -> list[Visit]:
-        """The message to each client of round t."""
-        visits: list[Visit] = []
+    def pending(self, s: RoundState, cohort: Iterable[int]) -> list[PendingRequest]:
+        """The request to each client of round t, as a checkpoint has it."""
+        pending: list[PendingRequest] = []
         is_w_init = s.t == 0 and self.half.rounding is None  # the broadcast itself
         late = self.half.needs_w_init and not is_w_init
         rounded: dict[int, tuple[Vector, Vector]] = {}
@@ -114,8 +114,8 @@ class Session:
             accepted = int(s.accepted[i])
             w_init = s.w_init if late and accepted < 0 else None
             down = self._rounded(broadcast(self.method, s, i), s.t, rounded)
-            visits.append(Visit(i, s.t, accepted, down, w_init, s.buffers))
-        return visits
+            pending.append(PendingRequest(i, s.t, accepted, down, w_init, s.buffers))
+        return pending
 
     def _rounded(self, down: Any, t: int, rounded: dict[int, tuple[Vector, Vector]]) -> Any:
         """A broadcast of round t as clients read it; rounded: vectors and their rounded forms, by
@@ -131,15 +131,15 @@ class Session:
                 changed[name] = rounded[id(v)][1]
         return down._replace(**changed)
 
-    def requests_of(self, visits: Iterable[Visit]) -> list[TrainRequest]:
-        """The requests of visits of possibly several rounds."""
-        return [self._request(self._instruction(visit.round), visit) for visit in visits]
+    def requests_of(self, pending: Iterable[PendingRequest]) -> list[TrainRequest]:
+        """The requests to send, of possibly several rounds."""
+        return [self._request(self._instruction(it.round), it) for it in pending]
 
-    def _request(self, common: TrainInstruction, visit: Visit) -> TrainRequest:
-        client, accepted = visit.client, visit.accepted
+    def _request(self, common: TrainInstruction, pending: PendingRequest) -> TrainRequest:
+        client, accepted = pending.client, pending.accepted
         durable = self.book.durable(client)
         instruction = common._replace(client=client, accepted=accepted, durable=durable)
-        return TrainRequest(instruction, visit.down, visit.w_init, visit.buffers)
+        return TrainRequest(instruction, pending.down, pending.w_init, pending.buffers)
 
     def normal(self, s: RoundState) -> Normal | None:
         """The noise of round t on sums; None: they have none."""

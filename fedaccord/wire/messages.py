@@ -1,4 +1,4 @@
-"""A visit and its reply as Flower messages.
+"""A request and its reply as Flower messages.
 
 A training message carries ``DOWN`` (the method's broadcast), ``CONFIG`` (see instruction.py)
 and, with a client's first one, perhaps ``INITIAL`` (w^0); its reply carries ``UP`` and ``METRICS``.
@@ -45,7 +45,7 @@ def like(instruction: TrainInstruction) -> Vector:
 
 
 def write_requests(requests: Iterable[TrainRequest]) -> list[RecordDict]:
-    """A message's content for each visit; vectors for several clients are packed once."""
+    """A message's content for each request; vectors for several clients are packed once."""
     packed = dict[tuple[Any, ...], ArrayRecord]()
 
     def record(vectors: Any, rounding: Rounding | None = None) -> ArrayRecord:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedaccord.core.cohort import Cohort, Reply, Visit, rows, seen, weighted_sum
+from fedaccord.core.cohort import Cohort, PendingRequest, Reply, rows, seen, weighted_sum
 from fedaccord.core.rule import Model
 from fedaccord.core.vectors import Vector
 
@@ -115,7 +115,7 @@ def test_the_rounds_whose_state_a_client_needs() -> None:
     model of round 2, and its reply was used two rounds later; client 3 is at work since round 6."""
     accepted, delays = torch.tensor([3, -1, 2, -1]), torch.tensor([0, 2, 2, 0])
     assert seen(accepted, None, ()) is None  # synchronous: those of ``accepted``
-    rounds = seen(accepted, delays, [Visit(3, 6, -1, None)])
+    rounds = seen(accepted, delays, [PendingRequest(3, 6, -1, None)])
     assert rounds is not None
     assert sorted(rounds.tolist()) == [-1, -1, 1, 3, 3, 4, 5]
     assert rounds.dtype == torch.int64
