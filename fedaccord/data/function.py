@@ -186,7 +186,7 @@ def _augmentation(function: Any, inputs: Tensor) -> Augmentation | None:
 
 def _warn_if_unseen(name: str, y_train: Tensor, top: int) -> None:
     """Of labels that no training sample has, where the labels of both splits count."""
-    missing = sorted({*range(top + 1)} - {*y_train.unique().tolist()})
+    missing = sorted({*range(top + 1)} - {*torch.unique(y_train).tolist()})
     if missing and (y_train.ndim == 1 or missing[-1] == top):  # sequences may lack many
         log.warning(
             "%s: no training sample has the label %d of 0 to %d: the model has %d outputs; return "
