@@ -99,14 +99,17 @@ def measures_of(table: Table, results: pd.DataFrame | None = None) -> list[list[
     settings and the most rounds; then our costs to the target that it does not print. A heading,
     and a row for each cell, or without measures of the paper for each that reached its target."""
     results = pd.DataFrame(columns=COLUMNS) if results is None else results
-    costs = [*TO_TARGET]
-    ended = [c for c in table.cells if _as_printed(c, results)[costs].notna().any(axis=None)]
+    costs, names, nothing = [*TO_TARGET], {*results["cell"]}, results[:0]
+    printed = {c.name: _as_printed(c, results) for c in table.cells if c.name in names}
+    ended = [
+        c for c in table.cells if c.name in names and printed[c.name][costs].notna().any(axis=None)
+    ]
     unprinted = [name for name in TO_TARGET if ended and name not in table.measures]
     pairs = (word for name in table.measures for word in (NAMES[name], "ours"))
     target = ["target, %"] if unprinted else []
     lines = [["cell", *pairs, *target, *(f"{NAMES[name]}, ours" for name in unprinted)]]
     for cell in table.cells if table.measures else ended:
-        own, base = _as_printed(cell, results), _baseline(table, cell)
+        own, base = printed.get(cell.name, nothing), _baseline(table, cell)
         cell_costs = {} if table.is_run else of_method(cell.settings, base.settings)
         rounds = int(own["rounds"].max()) if len(own) else cell.rounds
         length = "" if rounds >= cell.rounds else f" ({rounds} of {cell.rounds} rounds)"
@@ -116,9 +119,8 @@ def measures_of(table: Table, results: pd.DataFrame | None = None) -> list[list[
             if name in OF_RUN:
                 words.append(_over_seeds(own[name]))
             else:
-                value = (
-                    cell_costs[name] if cell_costs else ratio(name, own, _as_printed(base, results))
-                )
+                baseline = printed.get(base.name, nothing)
+                value = cell_costs[name] if cell_costs else ratio(name, own, baseline)
                 words.append("–" if math.isnan(value) else f"{value:.2f}")
         words += [f"{cell.target:g}" if cell.target else "–" for _ in target]
         words += [_over_seeds(own[name], ",.0f") for name in unprinted]
@@ -179,6 +181,8 @@ def _spread(values: pd.Series, form: str = ".2f") -> str:
 
 def _over_seeds(values: pd.Series, form: str = ".2f") -> str:
     """values: of all seeds, NaN of those without the measure."""
+    if values.empty:
+        return "–"
     own = values.dropna()
     return _spread(own, form) + (
         f" ({len(own)} of {len(values)})" if 0 < len(own) < len(values) else ""
