@@ -259,7 +259,7 @@ class RoundState(NamedTuple):
     # (C,) int64, rounds from the model of each client's last accepted reply to the step that used
     # it; None: rounds are synchronous, all are 0
     delays: Tensor | None = None
-    visits: tuple[PendingRequest, ...] = ()  # in the order of clients
+    visits: tuple[PendingRequest, ...] = ()  # without a reply yet, in the order of clients
 
     @property
     def num_clients(self) -> int:

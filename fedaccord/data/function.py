@@ -25,13 +25,7 @@ from fedaccord.data.seeding import seeded
 from fedaccord.data.text import encode, tokenizer_of
 
 FUNCTIONS = named.Functions("fedaccord.datasets")
-ENTRIES = (
-    "train",
-    "test",
-    "classes",
-    "vocabulary",
-    "augment",
-)  # of a mapping that a function returns
+ENTRIES = ("train", "test", "classes", "vocabulary", "augment")  # of a function's mapping
 log = logging.getLogger("flwr")
 FORM = "(train, test), or a mapping of " + ", ".join(ENTRIES)
 
