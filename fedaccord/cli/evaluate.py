@@ -83,14 +83,18 @@ def _reported(run: Path) -> dict[str, Any]:
 
 
 def _contents(run: Path) -> dict[str, str]:
-    """[used.contents]. Raises ValueError, in one line, if that is damaged; it may be absent."""
+    """[used.contents], by dotted keys. Raises ValueError, in one line, if that is damaged; it may
+    be absent."""
+    from fedaccord.runs import flatten
+
     used = read_toml(run / "config.toml").get("used", {})
-    contents = used.get("contents", {}) if isinstance(used, Mapping) else None
-    if not isinstance(contents, Mapping) or not all(isinstance(v, str) for v in contents.values()):
+    table = used.get("contents", {}) if isinstance(used, Mapping) else None
+    contents = flatten(table) if isinstance(table, Mapping) else None
+    if contents is None or not all(isinstance(digest, str) for digest in contents.values()):
         raise ValueError(
             f"{run / 'config.toml'}: expected texts in [used.contents], got a damaged file"
         )
-    return dict(contents)
+    return contents
 
 
 def _evaluate(

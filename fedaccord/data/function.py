@@ -80,12 +80,6 @@ def _dataset(name: str, content: Any, reading: ReadOptions) -> Dataset:
     if hasattr(train, "load_partition"):
         train, owners = partitioned(train)
     else:
-        if changes_when_read(train):
-            log.warning(
-                "%s: its training samples change from one reading to the next, as by random "
-                "transforms, and are read once: return augment, a function, as well",
-                name,
-            )
         train = split_of(train)
     test = content.get("test")
     targets = test[1] if isinstance(test, tuple | list) and len(test) == 2 else test
@@ -106,6 +100,13 @@ def _dataset(name: str, content: Any, reading: ReadOptions) -> Dataset:
             if (value := getattr(reading, key)) != ReadOptions._field_defaults[key]:
                 log.warning("%s=%s has no effect: %s returns no texts", key_of(key), value, name)
     _check(train, test)
+    with seeded(0):  # after the samples were read: it draws numbers
+        if changes_when_read(content["train"]):
+            log.warning(
+                "%s: its training samples change from one reading to the next, as by random "
+                "transforms, and are read once: return augment, a function, as well",
+                name,
+            )
     assert isinstance(train.x, Tensor)
     assert isinstance(test.x, Tensor)
     for split, ids in (("train", train.x), ("test", test.x)):
@@ -180,13 +181,17 @@ def _augmentation(function: Any, inputs: Tensor) -> Augmentation | None:
 
 def _warn_if_unseen(name: str, y_train: Tensor, top: int) -> None:
     """Of labels that no training sample has, where the labels of both splits count."""
-    missing = sorted({*range(top + 1)} - {*torch.unique(y_train).tolist()})
-    if missing and (y_train.ndim == 1 or missing[-1] == top):  # sequences may lack many
+    first = top if int(y_train.max()) < top else None
+    if y_train.ndim == 1:  # sequences may lack many
+        labels = torch.unique(y_train)
+        gaps = (labels != torch.arange(len(labels))).nonzero()
+        first = int(gaps[0]) if len(gaps) else len(labels) if len(labels) <= top else None
+    if first is not None:
         log.warning(
             "%s: no training sample has the label %d of 0 to %d: the model has %d outputs; return "
             "classes as well if that is right, or count labels from 0 without gaps",
             name,
-            missing[0] if y_train.ndim == 1 else top,
+            first,
             top,
             top + 1,
         )

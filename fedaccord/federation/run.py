@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from copy import copy
 from typing import Any
 
 from flwr.app import ArrayRecord, MetricRecord
@@ -89,7 +89,8 @@ class Run:
                 "concurrency: expected the number of clients at work with given cohorts and "
                 "schedule=buffered, got 0: set it, for example to the size of a cohort"
             )
-        method = replace(method)  # so that this run's graph is not an earlier one's
+        method = copy(method)
+        vars(method).pop("topology", None)  # of an earlier run: this one reads its graph itself
         self.method, self.num_rounds, self.cohorts = method, num_rounds, cohorts
         self.timeout = method.round_timeout if timeout is None else timeout
         book = book or Book()

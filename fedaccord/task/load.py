@@ -97,6 +97,7 @@ def _load_task(config: TaskConfig, num_clients: int, whole: bool, code: tuple[st
         device=find_device(config.device),
         prepare=lambda x, dtype: kind.prepare(x, data, dtype),
         augment=data.augment or kind.augment,
+        augment_each=data.augment is not None,
         seed=config.seed,
         own_test=whole,
         card=_card(config, data),

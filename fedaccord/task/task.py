@@ -59,6 +59,7 @@ class Task:
     format: BatchFormat = PAIRS
     prepare: Callable[[Tensor, torch.dtype], Tensor] = as_floats  # of inputs in tensors
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
+    augment_each: bool = False  # batch by batch; else several at once
     seed: int = 0  # of the clients' shares of the test samples
     own_test: bool = False  # whether the test samples are one client's own
     split: str = "test"  # the kind of test samples: "validation" if they were held out
@@ -356,7 +357,8 @@ class TrainBatches:
         """Samples that are cut, augmented and normalised together; a multiple of the batch."""
         most = AHEAD if torch.device(self.task.device).type == "cpu" else AHEAD_ON_GPU
         batch = self.samples[0][0].numel() * self.batch_size
-        return self.batch_size * max(1, most // max(1, batch))
+        number = 1 if self.task.augment_each else most // max(1, batch)
+        return self.batch_size * max(1, number)
 
     def __len__(self) -> int:
         return -(-len(self.samples[1]) // self.batch_size) if self.batch_size else 1

@@ -227,3 +227,15 @@ def test_the_best_model_of_a_run_that_has_not_ended(tmp_path: Path) -> None:
     words = success(invoke("evaluate", path, "--best")).stdout.split()
     value = lines.index("reported:", lines.index("accuracy")) + 1
     assert words == [*lines[:value], "none", *lines[value + 1 :]]
+
+
+def test_a_run_with_a_graph_from_a_file(tmp_path: Path) -> None:
+    """Its content is below a dotted key in config.toml."""
+    graph = tmp_path / "graph.json"
+    graph.write_text(json.dumps({"edges": [[0, 1], [1, 2]]}))
+    keys = ("algo=dfedavg", "gossip.topology=file", f"gossip.file={graph}", "num-clients=3")
+    success(run(tmp_path, *keys, "model=linear", "name=x", "fraction-train=1.0"))
+    path = tmp_path / "runs" / "x"
+    assert not success(invoke("evaluate", path)).stderr
+    graph.write_text(json.dumps({"edges": [[0, 1], [0, 2]]}))
+    assert "gossip.file: not what the run had" in success(invoke("evaluate", path)).stderr

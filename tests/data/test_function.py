@@ -1,6 +1,7 @@
 """Data sets that a function of the user's own returns."""
 
 import random
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -12,6 +13,8 @@ from fedaccord import run, simulate
 from fedaccord.data.datasets import cached, load
 from fedaccord.data.fingerprint import of_tensors
 from fedaccord.data.kind import Dataset, ReadOptions
+from fedaccord.data.samples import split_of
+from fedaccord.data.seeding import seeded
 from fedaccord.data.transforms import normalise
 from fedaccord.federation.errors import FederationError
 from fedaccord.task import Task, TaskConfig, load_task
@@ -114,6 +117,9 @@ def test_a_class_without_training_samples_is_a_warning(caplog: pytest.LogCapture
     assert "no training sample has the label 2 of 0 to 3: the model has 4 outputs" in caplog.text
     assert of("from_one").classes == 3
     assert "no training sample has the label 0 of 0 to 2: the model has 3 outputs" in caplog.text
+    caplog.clear()
+    assert of("identities").classes == 2**31 + 2
+    assert "no training sample has the label 2 of 0 to 2147483649: " in caplog.text
 
 
 def test_texts_are_tokenized() -> None:
@@ -150,7 +156,9 @@ def test_random_transforms_that_would_be_read_once_are_a_warning(
 ) -> None:
     of("torch_datasets")
     assert not caplog.records
-    of("noisy")
+    data = of("noisy")
+    with seeded(0):  # the samples are those of a first reading
+        assert torch.equal(data.x_train, split_of(own.noisy()[0]).x)
     (record,) = caplog.records
     assert "tests.own:noisy: its training samples change" in record.getMessage()
 
@@ -168,6 +176,14 @@ def test_an_augmentation_changes_the_inputs_of_local_steps_alone() -> None:
         torch.manual_seed(next(seeds))
         return torch.cat([x for x, _ in task(name).train_batches(0, round, 8, 0, torch.float32)])
 
+    sizes: list[int] = []
+
+    def count_samples(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        sizes.append(len(x))
+        return x
+
+    one = replace(task("augmented"), augment=count_samples)
+    assert len([*one.train_batches(0, 0, 8, 0, torch.float32)]) == len(sizes)  # batch by batch
     noise = inputs("augmented") - inputs("arrays") - 10
     assert 0 <= noise.min() < noise.max() <= 3
     random.seed(5)

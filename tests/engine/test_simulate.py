@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import FrozenInstanceError, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,30 @@ def test_a_strategy_serves_any_number_of_runs() -> None:
     with pytest.raises(FrozenInstanceError):
         one.lr = 0.5  # type: ignore[misc]
     assert replace(one, lr=0.5) == Scaffold(**{**vars_of(make()), "lr": 0.5})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorder(FedAvg):
+    """A method whose rate is set when it is made, and that notes its rounds."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lr", self.lr / 10)
+        object.__setattr__(self, "rounds", [])
+        super().__post_init__()
+
+    def aggregate(self, w: Any, ups: Any, state: Any, cohort: Any) -> Any:
+        self.rounds.append(cohort.round)  # type: ignore[attr-defined]
+        return super().aggregate(w, ups, state, cohort)
+
+
+def test_a_run_leaves_what_a_method_set_itself() -> None:
+    """It is made once, and a run uses it as it is."""
+    keys: dict[str, Any] = {"precision": "float64", "local_steps": 2}
+    own = Recorder(lr=0.5, **keys)
+    history = simulate(own, **TASK, participation=SCHEDULE, record="weights")
+    plain = simulate(FedAvg(lr=0.05, **keys), **TASK, participation=SCHEDULE, record="weights")
+    assert same(history, plain)
+    assert {*own.rounds} == {0, 1, 2, 3}  # type: ignore[attr-defined]
 
 
 def dropout() -> nn.Module:

@@ -325,7 +325,8 @@ def _options(table: Mapping[str, Any]) -> SweepOptions:
             if key in table
         }
     )
-    threads.check(checked.workers, "[sweep] workers")
+    if not checked.ray_address:  # whose machines have other cores
+        threads.check(checked.workers, "[sweep] workers")
     measured = metric_of(checked.metric) or metric_of(f"test-{checked.metric}")
     if is_share(measured) and checked.target > 1:
         raise ValueError(
