@@ -58,7 +58,7 @@ def test_the_page_says_what_works_and_who_is_refused(tmp_path: Path) -> None:
     text = text.replace("num-server-rounds=50", "num-server-rounds=2 local-epochs=1 threads=1")
     text = text.replace("=/data/", f"={tmp_path}/")
     blocks = [block.splitlines() for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)]
-    (init,), (start_server,), (key,), (_, *register), (start,), (listed, submit) = blocks
+    (init,), (start_server,), (key,), (_, register), (start,), (listed, submit) = blocks
     inline = sorted({*re.findall(r"`((?:fedaccord|flwr) [^`]+)`", text)})
     renew, _device, doctor, stop, unregister = inline  # start scripts run the second
     doctor = doctor.replace("DIR", ".")
@@ -79,8 +79,7 @@ def test_the_page_says_what_works_and_who_is_refused(tmp_path: Path) -> None:
         code, output = lab.say(start, lab.devices[0])
         assert code == 1
         assert "fail  key:           not registered at the server" in output
-        lab.do(register[0], tmp_path)
-        lab.do(register[1], tmp_path)
+        lab.do(register, tmp_path)
         refused(lab, port)
         for device in lab.devices:
             flower._start("sh", "-c", f"cd {device} && exec {start} --port {free_port()}")
