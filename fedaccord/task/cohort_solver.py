@@ -181,7 +181,7 @@ class CohortSolver:
             first = torch.cat([gradient[0].reshape(-1) for gradient in gradients]).nan_to_num()
             own = first if own is None else own  # nothing to compare with
             self.model.in_stacks = bool((first - own).abs().max() <= ALIKE * own.abs().max())
-        _check_stacks(self.model)
+            _check_stacks(self.model)
         if drawn_from(states):  # one draw for all clients; vmap itself refuses those of PyTorch
             raise NotImplementedError(
                 "expected a model and a loss without random numbers, got "
