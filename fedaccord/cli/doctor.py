@@ -174,20 +174,16 @@ def check_ray() -> Check:
 
 def check_disks(out_dir: Path) -> Iterator[Check]:
     from fedaccord.data.cache import cache_folder
+    from fedaccord.storage.files import nearest
 
     for what, folder in (("run folder", out_dir), ("cache folder", cache_folder())):
-        existing = _existing(folder)
+        existing = nearest(folder)
         if not existing.is_dir() or not os.access(existing, os.W_OK):
             yield fail(what, f"{folder} cannot be written; choose another")
             continue
         free = shutil.disk_usage(existing).free
         text = f"{size(free)} free in {folder}"
         yield ok(what, text) if free > 1e9 else warn(what, f"only {text}")
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or the nearest existing one above it."""
-    return next(parent for parent in (folder, *folder.parents) if parent.exists())
 
 
 def check_settings(settings: "RunConfig") -> Iterator[Check]:
@@ -302,6 +298,7 @@ def _check_memory(settings: "RunConfig", vector: int, data: int) -> Iterator[Che
     """vector, data: bytes of a vector of d, and of the decoded data."""
     from fedaccord.engine import store_choice
     from fedaccord.process.allocator import free_memory
+    from fedaccord.storage.files import nearest
 
     strategy, clients = settings.strategy, settings.num_clients
     cost, active = strategy.cost, strategy.cohort_size(clients)
@@ -317,7 +314,7 @@ def _check_memory(settings: "RunConfig", vector: int, data: int) -> Iterator[Che
     need, free = server + messages + work + data, free_memory()
     words = f"{clients:,} x {cost.client:g} vectors, {size(state)}"
     if stored.on_disk:
-        room = shutil.disk_usage(_existing(Path(settings.out_dir or Path.home()))).free
+        room = shutil.disk_usage(nearest(Path(settings.out_dir or Path.home()))).free
         words += f"; on disk: {size(stored.size)}, two for each that is visited, {size(room)} free"
         yield Check("fail" if stored.size > room else "ok", "client state", words)
     else:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import signal
 import threading
 import warnings
@@ -16,16 +17,16 @@ from ray._private import ray_constants
 from fedaccord.compat.read_only import over
 from fedaccord.federation import ray_cluster
 from fedaccord.federation.errors import last_line
+from fedaccord.storage.files import nearest
 
 ENVIRONMENT = {  # of this process and of Ray's, while it runs; the user's values have priority
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # this process logs the relevant ones
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers without a share of a GPU see every GPU
     # seconds after which Ray's agents exit if the run was killed; Ray's default is a minute
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
-    # how full the disk for spilled objects may be; at Ray's default of 0.95 a disk
-    # of 250 GB counts as full when 12 GB are free
-    "RAY_local_fs_capacity_threshold": "0.99",
 }
+FULL = "RAY_local_fs_capacity_threshold"  # the share of the disk at which Ray spills no more
+LEFT = 250e6  # bytes of it that stay free; Ray's own share, 0.95, leaves 12 GB of 250 GB
 
 # whether Ray, under `uv run`, copies the folder and builds an environment per worker: minutes
 UV_RUN = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
@@ -38,9 +39,10 @@ BY_RAY = ("RAY_USAGE_STATS_ENABLED", "PYTHONBREAKPOINT")  # further variables th
 
 @contextmanager
 def environment() -> Iterator[None]:
-    """A block in which `ENVIRONMENT` is set; after it the variables are as before."""
-    before = {name: os.environ.get(name) for name in (*ENVIRONMENT, *BY_RAY)}
-    os.environ.update({**ENVIRONMENT, **os.environ})
+    """A block in which `ENVIRONMENT` and `FULL` are set; after it the variables are as before."""
+    ours = {**ENVIRONMENT, FULL: f"{_share():.6f}"}
+    before = {name: os.environ.get(name) for name in (*ours, *BY_RAY)}
+    os.environ.update({**ours, **os.environ})
     try:
         yield
     finally:
@@ -48,6 +50,11 @@ def environment() -> Iterator[None]:
             os.environ.pop(name, None)
             if text is not None:
                 os.environ[name] = text
+
+
+def _share() -> float:
+    """How full the disk of Ray's folder may be; of a small one, as full as Ray would fill it."""
+    return max(0.95, 1 - LEFT / shutil.disk_usage(nearest(ray_cluster.folder())).total)
 
 
 @contextmanager

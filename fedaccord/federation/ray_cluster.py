@@ -15,9 +15,13 @@ def named() -> Cluster:
     """The cluster of RAY_ADDRESS, or of the file of `ray start`, which remains if Ray is killed."""
     if address := os.environ.get("RAY_ADDRESS", ""):
         return Cluster(address, "unset RAY_ADDRESS")
-    tmp = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    file = Path(tmp) / "ray" / "ray_current_cluster"
+    file = folder() / "ray_current_cluster"
     return Cluster(file.read_text(encoding="utf-8").strip() if file.is_file() else "", f"rm {file}")
+
+
+def folder() -> Path:
+    """Where Ray writes: its sockets, logs and spilled objects. It may not exist yet."""
+    return Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp") / "ray"
 
 
 def unreachable() -> str:

@@ -37,6 +37,11 @@ def replace(path: Path, content: bytes, *, durable: bool = False) -> None:
         _sync_folder(path.parent)
 
 
+def nearest(folder: Path) -> Path:
+    """The folder, or the nearest existing one above it."""
+    return next(parent for parent in (folder, *folder.parents) if parent.exists())
+
+
 def _sync_folder(folder: Path) -> None:
     with suppress(OSError):  # some file systems cannot
         descriptor = os.open(folder, os.O_RDONLY)

@@ -53,6 +53,24 @@ def test_a_cluster_that_is_gone_is_named_at_once_and_a_local_one_ignores_it(
     assert addresses == ["local"]
 
 
+def test_a_disk_is_full_when_250_mb_are_left_and_a_small_one_as_for_ray(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "not" / "yet"))
+    monkeypatch.delenv(cluster.FULL, raising=False)
+    usage = shutil.disk_usage(tmp_path)
+    for total, free in [(250e9, 0.25e9), (16e12, 0.25e9), (1e9, 0.05e9)]:
+        disks = {tmp_path: usage._replace(total=int(total))}
+        monkeypatch.setattr(shutil, "disk_usage", disks.__getitem__)
+        with cluster.environment():
+            left = total * (1 - float(os.environ[cluster.FULL]))
+        assert left == pytest.approx(free, rel=0.05)
+        assert cluster.FULL not in os.environ
+    monkeypatch.setenv(cluster.FULL, "0.9")
+    with cluster.environment():
+        assert os.environ[cluster.FULL] == "0.9"
+
+
 def test_a_run_with_workers_in_another_thread_is_refused_and_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
