@@ -9,7 +9,9 @@ Fan, Hu, Yao, Niu, Zhang, Sugiyama, Wang. ICML 2024, arXiv:2405.18890, Algorithm
 
 When to use: for SAM at one gradient per step. The change of the broadcast model since the client's
 last visit replaces the ascent; the first visit is FedAvg's. A client keeps one vector and should
-return: after a long absence the direction is old. The radius leaves a bias.
+return: after a long absence the direction is old. The radius leaves a bias. If the broadcast is
+rounded (broadcast.dtype), e is mostly rounding once the model moves by less than a percent or so
+between a client's visits.
 
 Where we differ: not from the paper. The released code uses the last round's global update for every
 client, and divides by the sum of the layers' norms instead of one global norm. radius is our

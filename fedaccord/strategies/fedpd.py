@@ -9,9 +9,10 @@ Zhang, Hong, Dhople, Yin, Liu. IEEE TSP 2021, arXiv:2005.11418, Algorithm 1.
             else nothing is sent, and clients continue from their own anchors
 
 When to use: if every client takes part in every round, as in small cross-silo federations. It is
-exact, and p above 0 saves communication. It refuses partial participation (set fraction-train=1; or
-use fedadmm, feddyn or afedpd), and a round with a lost reply does not count. A client keeps three
-vectors.
+exact with p = 0. Silent rounds save communication, but in each the clients walk on towards their
+own optima, so with p above 0 it does not settle unless the clients' data are alike. It refuses
+partial participation (set fraction-train=1; or use fedadmm, feddyn or afedpd), and a round with a
+lost reply does not count. A client keeps three vectors.
 
 Where we differ: the oracle is K steps of SGD, rho = 1/eta of the paper. local-init = own starts the
 steps from the client's own w_i, as the paper does; server, the default, starts from the anchor, as

@@ -27,7 +27,7 @@ from tests.reference.problem import LeastSquares, cohorts
 from tests.server.runs import client_app, run_over
 from tests.strategies.federate import Federation, client_vectors, close
 
-C, P, T = 6, 3, 4
+C, P, T = 6, 2, 4  # P / C and 1 - P / C differ
 PROBLEM = LeastSquares(C, num_rows=8, dim=4, seed=3)
 W0 = np.random.default_rng(1).normal(size=4)
 COHORTS = cohorts(C, P, T, seed=1)

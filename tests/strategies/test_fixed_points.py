@@ -176,6 +176,12 @@ def test_biased_methods_leave_the_optimum(name: str) -> None:
     assert move(kind, SOME, **settings) > 1.1 * everyone
 
 
+def test_silent_rounds_lead_fedpd_away_from_the_optimum() -> None:
+    """In them clients start from anchors of their own, w* - grad f_i / rho."""
+    kind, settings = EXACT_AT_FULL["FedPD"]
+    assert move(kind, EVERYONE, **settings, p=0.5, seed=1) > 1e-3  # round 0 is silent, 1 is not
+
+
 @pytest.mark.parametrize("name", ["FedGamma", "FedSpeed", "FedSMOO", "A-FedPDSAM"])
 def test_the_bias_of_sam_shrinks_with_its_radius(name: str) -> None:
     kind, settings = BIASED[name]
