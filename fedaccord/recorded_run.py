@@ -18,8 +18,7 @@ from fedaccord.core.vectors import Vector, is_finite, leaves
 from fedaccord.federation.clock import Clock
 from fedaccord.federation.device_profiles import NONE, devices
 from fedaccord.federation.errors import FederationError
-from fedaccord.federation.fleet import Fleet
-from fedaccord.federation.message_fleet import MessageFleet
+from fedaccord.federation.fleet import IN_PROCESS, SIMULATED, Fleet
 from fedaccord.federation.replies import MAX_LOSS
 from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run, check_real_time
@@ -52,10 +51,10 @@ def run(
     """One run of the configuration, written to its run directory.
 
     fleet_for: the clients, once the run directory is there. task: None: the server has no data, and
-    the clients of a `MessageFleet` report how their model is built. With ``config.resume`` the run
-    resumes from its last checkpoint, or from that of ``at`` rounds. ``facts`` go into summary.json.
-    A run that is interrupted, also by SIGTERM or SIGHUP, or that fails leaves a directory that can
-    be read, with the model as it was then. in_process: checkpoints contain the clients' states.
+    the clients report how their model is built. With ``config.resume`` the run resumes from its
+    last checkpoint, or from that of ``at`` rounds. ``facts`` go into summary.json. A run that is
+    interrupted, also by SIGTERM or SIGHUP, or that fails leaves a directory that can be read, with
+    the model as it was then. in_process: checkpoints contain the clients' states.
     Raises ValueError, in one line, for settings that do not fit the task, the clients or a run that
     resumes, and FederationError if the run fails: no round counts, or the model diverges.
     """
@@ -83,7 +82,6 @@ def run(
         log.info("run directory: %s", directory.path)
         fleet = fleet_for(log_book)
         if task is None:
-            assert isinstance(fleet, MessageFleet)
             reported = fleet.card(method.wait_timeout, method.model_settings)
             task = task_of_card(config.task, reported)
             if log_book.best:  # the usual metric depends on the clients' targets
@@ -174,8 +172,7 @@ def with_lost_states(state: RoundState, session: Session, config: RunConfig) -> 
     A simulation that Flower starts anew has none of them: without this, each client would report
     that in its first round, and that round would be lost.
     """
-    fleet = session.fleet
-    is_simulated = isinstance(fleet, MessageFleet) and fleet.simulated
+    is_simulated = session.fleet.place == SIMULATED
     clients = (state.accepted >= 0).nonzero().flatten().tolist()
     stateless = next(leaves(session.client_state()), None) is None
     if not is_simulated or config.state_dir or stateless or not clients:
@@ -250,7 +247,7 @@ def run_of(
 
     initial = initial_arrays(task, settings, fleet.home)
     more["model"] = model.layout
-    if method.device_profile != NONE and not isinstance(fleet, MessageFleet):
+    if method.device_profile != NONE and fleet.place == IN_PROCESS:
         up = upload_bytes(method.cost, method.client_half(), model.w)
         simulated = devices(method.device_profile, method.seed, fleet.num_clients)
         more["clock"] = Clock(simulated, task.num_examples, up, method.cost.gradients)

@@ -41,8 +41,8 @@ ROOMS = {  # a module at the top of the package is a room too; each imports room
     "server_app": Allowed("federation task config process runs recorded_run compat", "flwr"),
     "apps": Allowed("client_app server_app process", ""),
     "engine": Allowed(
-        "compat core wire storage client data task federation strategies hints config process runs "
-        "recorded_run",
+        "compat core wire secure storage client data task federation strategies hints config "
+        "process runs recorded_run",
         "torch flwr pandas ray",
     ),
     "experiments": Allowed(
@@ -120,6 +120,14 @@ def test_every_room_is_in_the_table() -> None:
 def test_imports_go_downwards_only() -> None:
     by_module = {module(path): strange(path, ROOMS[room(path)]) for path in SOURCES}
     assert {name: imported for name, imported in by_module.items() if imported} == {}
+
+
+def test_the_class_of_a_fleet_is_known_only_where_one_is_made() -> None:
+    """The rest reads `Fleet`; `app_evaluation` sends messages of its own, as no other can."""
+    fleet = "fedaccord.federation.message_fleet"
+    users = {module(path) for path in SOURCES if any(below(n, fleet) for n in imports(path))}
+    federation = {f"fedaccord.federation.{name}" for name in ("strategy", "app_evaluation")}
+    assert users == {"fedaccord.server_app", *federation}
 
 
 def test_rooms_import_each_other_in_one_direction_only() -> None:

@@ -4,8 +4,13 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedaccord.core.request import EvaluateRequest, TrainInstruction, TrainRequest
-from fedaccord.engine.fleet import LocalFleet
+from fedaccord.core.request import (
+    EvaluateRequest,
+    ModelSettings,
+    TrainInstruction,
+    TrainRequest,
+)
+from fedaccord.engine.fleet import InProcessFleet, LocalFleet
 from fedaccord.federation.fleet import LATE, Reading, TrainReplies
 
 if TYPE_CHECKING:
@@ -17,7 +22,7 @@ KINDS = ("lost-message", "lost-reply", "duplicate", "late", "crash")
 Faults = Callable[[int, int], str | None]  # (round t from 0, client) -> one of KINDS, or None
 
 
-class FaultyFleet:
+class FaultyFleet(InProcessFleet):
     """Clients in this process behind a network that loses, repeats and delays messages.
 
     lost-message: the client does not receive the request. lost-reply: it trains, and its reply is
@@ -26,6 +31,7 @@ class FaultyFleet:
     """
 
     def __init__(self, fleet: "LocalFleet | WorkersFleet", faults: Faults) -> None:
+        super().__init__()
         self.fleet = fleet
         self.home, self.evaluators = fleet.home, fleet.evaluators
         self.faults = faults
@@ -37,6 +43,9 @@ class FaultyFleet:
 
     def connect(self, seconds: float, *model: Any) -> None:
         self.fleet.connect(seconds, *model)
+
+    def card(self, seconds: float, settings: ModelSettings) -> Mapping[str, Any]:
+        return self.fleet.card(seconds, settings)
 
     def available(self) -> Sequence[int]:
         return self.fleet.available()

@@ -4,7 +4,8 @@ one or many clients in a call, and vectors are passed by reference."""
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,13 +15,15 @@ from fedaccord.client.data import test_data, training_data
 from fedaccord.client.train import local_evaluation, local_round
 from fedaccord.core.request import (
     EvaluateRequest,
+    ModelSettings,
     StateLost,
     TrainInstruction,
     TrainReply,
     TrainRequest,
 )
 from fedaccord.core.vectors import fetch, nbytes
-from fedaccord.federation.fleet import LATE, Reading, TrainReplies
+from fedaccord.engine.secure_clients import SecureClients
+from fedaccord.federation.fleet import IN_PROCESS, LATE, Reading, SecureChannel, TrainReplies
 from fedaccord.federation.settings import ROUND_TIMEOUT
 from fedaccord.storage.in_process import InProcessStore
 from fedaccord.storage.store import MissingStateError
@@ -37,11 +40,50 @@ Reached = tuple[TrainRequest, Any]  # a request, and its client's state before t
 NewStates = list[tuple[TrainInstruction, TrainReply, Any]]  # not yet stored, with the replies
 
 
-class StoreFleet:
-    """C clients whose states this process stores."""
+class InProcessFleet(ABC):
+    """Clients that are always connected, and train when their replies are read."""
 
+    place = IN_PROCESS
     home = torch.device("cpu")
     evaluators = 1
+
+    def __init__(self) -> None:
+        self._sent: dict[int, tuple[TrainRequest, float]] = {}  # with their timeouts, by client
+
+    @abstractmethod
+    def available(self) -> Sequence[int]: ...
+
+    @abstractmethod
+    def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies: ...
+
+    def wait_for(
+        self, least: int, at_work: Collection[int], seconds: float
+    ) -> tuple[Sequence[int], str]:
+        return self.available(), ""
+
+    def send(self, requests: Sequence[TrainRequest], timeout: float) -> None:
+        """As `Fleet.send`; the seconds of ``timeout`` begin with `receive`."""
+        for request in requests:
+            self._sent.pop(request.instruction.client, None)  # the new one is the last
+            self._sent[request.instruction.client] = request, timeout
+
+    def receive(self, clients: Collection[int], wanted: int) -> dict[int, Reading]:
+        """As `Fleet.receive`: replies arrive in the order of `send`, one after another."""
+        self._sent = {i: sent for i, sent in self._sent.items() if i in clients}
+        readings: dict[int, Reading] = {}
+        while self._sent and wanted:
+            i = next(iter(self._sent))
+            request, timeout = self._sent.pop(i)
+            readings[i] = dict(self.train([request], timeout))[i]
+            wanted -= not isinstance(readings[i], str)
+        return readings
+
+    def secure_channel(self) -> SecureChannel:
+        return SecureClients(self.train)
+
+
+class StoreFleet(InProcessFleet):
+    """C clients whose states this process stores."""
 
     def __init__(
         self,
@@ -50,6 +92,7 @@ class StoreFleet:
         vectorize: bool = False,
         on_client: Callable[[int], None] | None = None,
     ) -> None:
+        super().__init__()
         self.task = task
         self.num_clients = len(task.clients)
         self.store = store
@@ -59,6 +102,9 @@ class StoreFleet:
 
     def connect(self, seconds: float, *model: Any) -> None:
         pass
+
+    def card(self, seconds: float, settings: ModelSettings) -> Mapping[str, Any]:
+        return self.task.card
 
     def available(self) -> Sequence[int]:
         return range(self.num_clients)

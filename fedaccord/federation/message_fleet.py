@@ -21,7 +21,14 @@ from fedaccord.core.request import (
 )
 from fedaccord.federation import ray_cluster
 from fedaccord.federation.errors import FederationError
-from fedaccord.federation.fleet import LATE, Fleet, Reading, TrainReplies
+from fedaccord.federation.fleet import (
+    DEVICES,
+    LATE,
+    SIMULATED,
+    Reading,
+    SecureChannel,
+    TrainReplies,
+)
 from fedaccord.federation.partition_ids import PartitionIds
 from fedaccord.federation.polls import Polls, parts
 from fedaccord.federation.reply_messages import (
@@ -32,6 +39,7 @@ from fedaccord.federation.reply_messages import (
     readings,
 )
 from fedaccord.federation.roster import ASK_AGAIN, Roster
+from fedaccord.secure.client import Payload
 from fedaccord.wire.handshake import handshake
 from fedaccord.wire.instruction import check_own_config, with_config
 from fedaccord.wire.messages import write_evaluate_requests, write_requests
@@ -74,12 +82,13 @@ class MessageFleet:
         """config, evaluate_config: a caller's own, of messages; config_key: their record's name;
         card: of the server's own data, as `Task.card`."""
         check_own_config([*(config or {}), *(evaluate_config or {})], config_key)
-        self.simulated = flower.is_simulation(grid)
-        self.grid, self._polls = grid, Polls(grid, self.simulated)
+        self._is_simulated = flower.is_simulation(grid)
+        self.place = SIMULATED if self._is_simulated else DEVICES
+        self.grid, self._polls = grid, Polls(grid, self._is_simulated)
         self._configs = {TRAIN: config or {}, EVALUATE: evaluate_config or {}}
         self._config_key = config_key
         # a simulation loses no messages, and handles two of a client at once: see `_still_late`
-        ask_again = math.inf if self.simulated else ASK_AGAIN
+        ask_again = math.inf if self._is_simulated else ASK_AGAIN
         self.roster = Roster(partition_ids=partition_ids, ask_again=ask_again, card=card)
         self._late: dict[str, int] = {}  # message -> a simulation's client whose reply is late
         self._at_work: dict[int, _SentRequest] = {}  # by client
@@ -103,17 +112,14 @@ class MessageFleet:
                 "server and clients"
             )
         self.roster.handshake = self._with_config(handshake(settings), 0)
-        if self.simulated and (problem := ray_cluster.unreachable()):  # Ray itself says nothing
+        if self._is_simulated and (problem := ray_cluster.unreachable()):  # Ray itself says nothing
             log.warning("Ray: %s, and start the run again", problem)
         self.roster.wait_for_all(self.grid, seconds, self._polls.attempt, least)
-        if self.simulated and self.num_clients == flower.DEFAULT_SUPERNODES:
+        if self._is_simulated and self.num_clients == flower.DEFAULT_SUPERNODES:
             log.info("for more simulated clients: flwr run . --federation-config %s", MORE)
 
     def card(self, seconds: float, settings: ModelSettings) -> Mapping[str, Any]:
-        """How to build the clients' model, its inputs and classes, from the first node's report.
-
-        Raises FederationError as `connect`, and if none reports it.
-        """
+        """As `Fleet.card`, from the first node's report."""
         self.connect(seconds, settings)
         if self.roster.card is None:
             raise FederationError(
@@ -129,7 +135,6 @@ class MessageFleet:
     def wait_for(
         self, least: int, at_work: Collection[int], seconds: float
     ) -> tuple[Sequence[int], str]:
-        """As `available`, after `Roster.wait_for`, and what that returns."""
         why = self.roster.wait_for(self.grid, least, at_work, seconds, self._polls.attempt)
         return sorted(self.roster.nodes), why
 
@@ -137,27 +142,23 @@ class MessageFleet:
         self,
         requests: Sequence[TrainRequest],
         timeout: float,
-        more: Mapping[int, Mapping[str, Any]] | None = None,
+        payloads: Mapping[int, Payload] | None = None,
     ) -> TrainReplies:
-        """more: the stage of a secure sum for each client's message."""
+        """payloads: of the stage of a secure sum, for each client's message."""
         end = time.monotonic() + timeout
         clients = [request.instruction.client for request in requests]
         late = self._still_late(clients, end)
         requests = [r for r in requests if r.instruction.client not in late]
         messages = self._training(requests, timeout)
-        for i, stage in (more or {}).items():
+        for i, payload in (payloads or {}).items():
             if i in messages:
-                messages[i].content[SECURE] = ConfigRecord(dict(stage))
+                messages[i].content[SECURE] = ConfigRecord(dict(payload))
         size = max((request.nbytes for request in requests), default=0)
         replies = self._send(messages, max(0.0, end - time.monotonic()), size)
         instructions = {request.instruction.client: request.instruction for request in requests}
         return readings(clients, replies, instructions, late=LATE)
 
     def send(self, requests: Sequence[TrainRequest], timeout: float) -> None:
-        """Send training requests, return at once; timeout: seconds until `receive` drops them.
-
-        An earlier request to the same client, and its reply, are dropped.
-        """
         messages = self._training(requests, timeout)
         message_ids = self._polls.push([*messages.values()], timeout)
         deadline = time.monotonic() + timeout
@@ -169,11 +170,6 @@ class MessageFleet:
             self._ended.pop(instruction.client, None)
 
     def receive(self, clients: Collection[int], wanted: int) -> dict[int, Reading]:
-        """The next ``wanted`` replies in order of arrival, and the reasons of requests without one.
-
-        It waits until they have arrived, or all requests have ended. clients: those whose requests
-        still count; other replies are dropped.
-        """
         for requests in (self._at_work, self._ended):
             for i in requests.keys() - {*clients}:
                 del requests[i]
@@ -237,10 +233,11 @@ class MessageFleet:
             messages[i] = self._message(i, content, EVALUATE, timeout)
         return [*self._ask(messages, timeout, read_metrics).values()]
 
-    def stage(
-        self, payloads: Mapping[int, Mapping[str, Any]], timeout: float
-    ) -> dict[int, dict[str, Any] | str]:
-        """The replies to a stage of a secure sum, or the reasons for none."""
+    def secure_channel(self) -> SecureChannel:
+        return self
+
+    def stage(self, payloads: Mapping[int, Payload], timeout: float) -> dict[int, Payload | str]:
+        """As `SecureChannel.stage`."""
         contents = {i: RecordDict({SECURE: ConfigRecord(dict(p))}) for i, p in payloads.items()}
         messages = {i: self._message(i, c, TRAIN, timeout) for i, c in contents.items()}
         return self._ask(messages, timeout, lambda reply: dict(config_of(reply.content, SECURE)))
@@ -268,7 +265,7 @@ class MessageFleet:
     def _message(self, client: int, content: RecordDict, kind: str, timeout: float) -> Message:
         # a SuperNode would work off old messages, one after another, whose replies are too late; a
         # simulation handles each at once, and `_still_late` awaits the reply
-        life = max(timeout, DEFAULT_TTL) if self.simulated else timeout + UNREAD_SECONDS
+        life = max(timeout, DEFAULT_TTL) if self._is_simulated else timeout + UNREAD_SECONDS
         return Message(content, self.roster.nodes[client], kind, ttl=life)
 
     def _send(
@@ -317,7 +314,7 @@ class MessageFleet:
             else:
                 del late[name]
                 yield i, reply
-        if self.simulated:
+        if self._is_simulated:
             self._late |= late
 
     def _still_late(self, clients: Sequence[int], end: float) -> set[int]:
@@ -341,8 +338,3 @@ class MessageFleet:
 
     def restore(self, states: Iterable[tuple[int, tuple[int, Any]]]) -> None:
         pass
-
-
-def is_deployed(fleet: Fleet) -> bool:
-    """Whether the clients are SuperNodes, in real time."""
-    return isinstance(fleet, MessageFleet) and not fleet.simulated

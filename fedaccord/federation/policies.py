@@ -13,7 +13,6 @@ from fedaccord.federation import sampling, secure
 from fedaccord.federation.clock import Clock, Timing
 from fedaccord.federation.errors import NotConnected
 from fedaccord.federation.fleet import TrainReplies
-from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.method import Method
 from fedaccord.federation.replies import check_numbers
 from fedaccord.federation.session import Session
@@ -72,10 +71,8 @@ class FullRound:
         return Collected(s._replace(clock=timing.seconds), requests, replies, timing.ends)
 
     def _connected(self, s: RoundState) -> tuple[Sequence[int], str]:
-        """The connected clients, after a wait for as many nodes as a round needs, and why these are
-        not there; empty: they are. Clients in process are always connected."""
-        if not isinstance(self.fleet, MessageFleet):
-            return self.fleet.available(), ""
+        """The connected clients, after a wait for as many as a round needs, and why these are not
+        there; empty: they are."""
         method, least = self.method, self.method.needed_replies(s.num_clients)
         least = max(1, least, method.masking.least if method.masking else 0)
         at_work = [request.client for request in s.visits]
@@ -113,14 +110,14 @@ class Buffered(FullRound):
         s, wanted = self._filled(s, available), self.method.buffer_of(s.num_clients)
         if self.clock:
             return self._simulated(s, wanted, self.clock)
-        assert isinstance(self.fleet, MessageFleet)
         self.release(s)
         outcomes = self.fleet.receive([request.client for request in s.visits], wanted)
         requests, rest = self._split(s, outcomes)
         return Collected(s._replace(visits=rest), requests, outcomes.items())
 
     def _simulated(self, s: RoundState, wanted: int, clock: Clock) -> Collected:
-        """Replies are computed when they arrive, as nothing reads them before."""
+        """Replies are computed when they arrive, as nothing reads them before: the requests are in
+        the state alone, which a checkpoint stores."""
         ends = sorted((request.end, request.client) for request in s.visits)
         lost = {request.client: clock.lost(request) for request in s.visits if request.is_lost}
         arriving = [end for end in ends if end[1] not in lost]
@@ -134,7 +131,8 @@ class Buffered(FullRound):
         return Collected(s._replace(clock=step[0], visits=rest), requests, replies, end_of)
 
     def _filled(self, s: RoundState, available: Sequence[int]) -> RoundState:
-        """The state with requests of round t in the free slots; nodes receive them at once."""
+        """The state with requests of round t in the free slots; without a simulated clock clients
+        receive them at once."""
         at_work = {request.client for request in s.visits}
         if self.clock and not at_work:
             available, now = self.clock.available(available, s.clock)
@@ -146,9 +144,9 @@ class Buffered(FullRound):
         slots = self.method.cohort_size(s.num_clients) - len(at_work)
         pending = self.session.pending(s, self.cohort(s, available, slots))
         requests = self.session.requests_of(pending)
-        if isinstance(self.fleet, MessageFleet):
+        if self.clock is None:
             self.fleet.send(requests, self.timeout)
-        if self.clock:
+        else:
             ends = [self.clock.end(request, s.clock) for request in requests]
             pending = [
                 request._replace(end=end.seconds, is_lost=end.is_lost)

@@ -26,8 +26,7 @@ from fedaccord.federation.evaluation import (
     evaluate_at_clients,
     evaluate_at_server,
 )
-from fedaccord.federation.fleet import Fleet
-from fedaccord.federation.message_fleet import is_deployed
+from fedaccord.federation.fleet import DEVICES, Fleet
 from fedaccord.federation.method import Method
 from fedaccord.federation.metrics import OK
 from fedaccord.federation.policies import Buffered, FullRound
@@ -83,7 +82,7 @@ class Run:
         if cohorts is not None:
             expect(method, "over-selection", [0], "with given cohorts")
         if clock is None:
-            check_real_time(method, is_deployed(fleet))
+            check_real_time(method, fleet.place == DEVICES)
         if cohorts is not None and method.is_buffered and not method.concurrency:
             raise ValueError(
                 "concurrency: expected the number of clients at work with given cohorts and "

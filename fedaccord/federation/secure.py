@@ -16,7 +16,6 @@ from fedaccord.core.privacy import Masking
 from fedaccord.core.request import StateLost, TrainReply, TrainRequest
 from fedaccord.core.vectors import leaves
 from fedaccord.federation.fleet import LATE, Fleet, Reading, TrainReplies
-from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.replies import unusual
 from fedaccord.secure import client
 from fedaccord.secure.client import Payload
@@ -55,7 +54,7 @@ def train(
         share=masking.threshold,
         least=masking.least,
     )
-    channel = fleet if isinstance(fleet, MessageFleet) else _InProcess(fleet)
+    channel = fleet.secure_channel()
     pause = min(STAGE_SECONDS, STAGE_SHARE * timeout)
     end = time.monotonic() + timeout - pause  # the end of training; the last stage has its own time
     readings: dict[int, Reading] = {}
@@ -145,40 +144,3 @@ def _split(values: torch.Tensor, up: Any, home: torch.device) -> Any:
     home = torch.device("cpu") if home.type == "mps" else home  # which has no float64
     names = [name for name, _ in leaves(up)]
     return up._replace(**dict(zip(names, values.to(home).chunk(len(names)), strict=True)))
-
-
-class _InProcess:
-    """The clients' part in this process: the same functions as on devices."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self.fleet = fleet
-        self.memories: dict[int, Payload] = {}
-
-    def stage(self, payloads: Mapping[int, Payload], timeout: float) -> dict[int, Any]:
-        answers: dict[int, Any] = {}
-        for i, payload in payloads.items():
-            try:
-                answers[i], self.memories[i] = client.answer(payload, self.memories.get(i, {}))
-            except ValueError as error:
-                answers[i] = str(error)
-        return answers
-
-    def train(
-        self, requests: Sequence[TrainRequest], timeout: float, payloads: Mapping[int, Payload]
-    ) -> list[tuple[int, Reading]]:
-        opened: dict[int, Payload] = {}
-        replies: dict[int, Reading] = {}
-        for i, payload in payloads.items():
-            try:
-                opened[i] = client.open_shares(payload, self.memories[i])
-            except ValueError as error:
-                replies[i] = str(error)
-        some = [request for request in requests if request.instruction.client in opened]
-        for i, reply in self.fleet.train(some, timeout):
-            if isinstance(reply, TrainReply):
-                self.memories[i] = opened[i]
-                masked = client.mask_vectors(dict(leaves(reply.up)), opened[i])
-                more = {**reply.more, client.OPENED: opened[i]["senders"]}
-                reply = reply._replace(up=reply.up._replace(**masked), more=more)
-            replies[i] = reply
-        return [*replies.items()]

@@ -14,8 +14,7 @@ from fedaccord.core.privacy import Normal, Privacy, secret, seeded
 from fedaccord.core.request import EvaluateRequest, ModelLayout, TrainInstruction, TrainRequest
 from fedaccord.core.rounds import RoundState, broadcast
 from fedaccord.core.vectors import Vector, dtype_of
-from fedaccord.federation.fleet import Fleet
-from fedaccord.federation.message_fleet import is_deployed
+from fedaccord.federation.fleet import DEVICES, Fleet
 from fedaccord.federation.method import Method
 from fedaccord.federation.state_dict import layout_of
 from fedaccord.wire.tensor_array import to_record, to_tensor
@@ -59,7 +58,7 @@ class Session:
         self.num_rounds = num_rounds
         self.book = book
         self.half = method.client_half()
-        self.is_deployed = is_deployed(fleet)
+        self.is_deployed = fleet.place == DEVICES
         self.model = model or layout_of(initial, method.model_settings)
         self.layout, self.buffer_layout = (
             {name: torch.Size(shape) for name, shape in part.items()}

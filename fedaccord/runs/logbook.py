@@ -15,8 +15,7 @@ from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import fill, leaves
 from fedaccord.federation.budget import OR_END, check_left
 from fedaccord.federation.checkpoint import Pace, pack, privacy_of, unpack
-from fedaccord.federation.fleet import Fleet
-from fedaccord.federation.message_fleet import MessageFleet
+from fedaccord.federation.fleet import DEVICES, IN_PROCESS, SIMULATED
 from fedaccord.federation.metrics import with_evaluations
 from fedaccord.federation.partition_ids import PartitionIds
 from fedaccord.federation.round import Round
@@ -139,7 +138,7 @@ class Logbook(Book):
         return -1 if self._durable is None else self._durable[client]
 
     def _set_durable(self, s: RoundState) -> None:
-        if self._session and isinstance(self._session.fleet, MessageFleet):
+        if self._session and self._session.fleet.place != IN_PROCESS:
             self._durable = s.accepted.tolist()
 
     def spend(self, releases: int) -> None:
@@ -185,7 +184,7 @@ class Logbook(Book):
                 "federation": self.federation,
                 "settings": in_use(self.config) | {"num-clients": s.num_clients},
                 "data": self._data,
-                "clients": _whereabouts(session.fleet),
+                "clients": session.fleet.place,
                 "position": self.directory.position,
                 "shapes": session.shapes,
             }
@@ -198,15 +197,6 @@ class Logbook(Book):
             self.directory.summarise(RUNNING)
         self._saved = s.t
         self._set_durable(s)
-
-
-IN_PROCESS, SIMULATED, DEVICES = "in process", "simulated by Flower", "devices"
-
-
-def _whereabouts(fleet: Fleet) -> str:
-    if not isinstance(fleet, MessageFleet):
-        return IN_PROCESS
-    return SIMULATED if fleet.simulated else DEVICES
 
 
 def check_resumed(

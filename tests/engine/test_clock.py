@@ -1,6 +1,7 @@
 """Runs on simulated devices: the clock is a function of the settings."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from flwr.app import ArrayRecord
 from fedaccord import simulate
 from fedaccord.engine import run_with
 from fedaccord.federation.device_profiles import lognormal
+from fedaccord.federation.fleet import DEVICES
 from fedaccord.federation.run import Run
 from fedaccord.plugins.broadcast import Broadcast
 from fedaccord.plugins.compress import Compress
@@ -132,7 +134,7 @@ def test_what_does_not_fit_is_one_line(make: Any, message: str) -> None:
 
 
 def test_a_deployment_has_a_real_clock() -> None:
-    fleet: Any = None  # is not asked
+    fleet: Any = SimpleNamespace(place=DEVICES)
     method, initial = FedAvg(device_profile="lognormal"), ArrayRecord([np.zeros(2)])
     with pytest.raises(ValueError, match="expected none under Flower, whose clock is real"):
         Run(method, fleet, initial, 1)

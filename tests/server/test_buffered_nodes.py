@@ -19,7 +19,7 @@ from fedaccord.engine import quiet
 from fedaccord.federation import checkpoint
 from fedaccord.federation.device_profiles import write
 from fedaccord.federation.fleet import LATE
-from fedaccord.federation.message_fleet import REPLACED, MessageFleet
+from fedaccord.federation.message_fleet import REPLACED
 from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
 from fedaccord.federation.session import Book
@@ -230,7 +230,6 @@ def test_a_new_visit_drops_the_reply_to_the_one_before() -> None:
     with Nodes([1, 0], at_once=2) as net, quiet():
         run = run_over(net, method_of("scaffold"), 2)
         s, fleet = run.begin(), run.session.fleet
-        assert isinstance(fleet, MessageFleet)
         fleet.send(run.session.requests(s, [0, 1]), TIMEOUT)
         assert [*fleet.receive([0, 1], 1)] == [1]
         fleet.send(run.session.requests(s._replace(t=1), [0]), TIMEOUT)

@@ -154,7 +154,9 @@ def test_more_simulated_clients_are_suggested_in_a_simulation_alone(
         net.pull_interval = 0.1  # type: ignore[attr-defined]
     for i in range(2):
         net.join(10 + i, i, 2)
-    MessageFleet(net).connect(5.0)
+    fleet = MessageFleet(net)
+    fleet.connect(5.0)
+    assert fleet.place == ("simulated by Flower" if simulated else "devices")  # in run directories
     assert any("for more simulated clients" in line for line in lines) == simulated
 
 
