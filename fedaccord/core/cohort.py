@@ -68,13 +68,15 @@ def seen(
     return torch.cat([step_rounds, step_rounds[late] - 1, begun, at_work])
 
 
-def moved(up: Any, models: Iterable[str], base: Vector, w: Vector, damping: float) -> Any:
-    """An upload with its models moved from the model ``base`` that the client received to w:
+def moved(reply: Reply, models: Iterable[str], base: Vector, w: Vector) -> Reply:
+    """The reply with its models moved from the model ``base`` that the client received to w:
     w + damping (x - base)."""
-    vectors = {name: getattr(up, name) for name in models}
-    return up._replace(
-        **{n: (x - base).mul_(damping).add_(w) for n, x in vectors.items() if x is not None}
-    )
+
+    def move(x: Vector | None) -> Vector | None:
+        return None if x is None else (x - base).mul_(reply.damping).add_(w)
+
+    up = reply.up._replace(**{name: move(getattr(reply.up, name)) for name in models})
+    return reply._replace(up=up, w_i0=move(reply.w_i0))
 
 
 class Cohort:

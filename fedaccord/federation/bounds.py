@@ -3,29 +3,34 @@
 import math
 from collections.abc import Iterable, Mapping
 from statistics import median_low
+from typing import Any
 
-from fedaccord.core.cohort import Reply
+from fedaccord.core.cohort import Decoded, Reply
 from fedaccord.core.vectors import Number, Vector, distances, leaves, length
 
 
-def sizes(reply: Reply, models: Iterable[str], w: Vector) -> dict[str, Number]:
-    """The L2 norm of each uploaded vector; for a model of its difference from the model that the
-    client received, before damping.
+def vectors(sent: Decoded | Reply) -> dict[str, Vector]:
+    """All vectors that a client sent, by name."""
+    return dict([*leaves(sent.up), *leaves(sent.w_i0, "w_i0")])
 
-    models: the fields of the upload that are models; w: (d,), to which they were moved.
+
+def sizes(decoded: Decoded, models: Iterable[str], base: Vector) -> dict[str, Number]:
+    """The L2 norm of each uploaded vector; of a model, of its difference from ``base``.
+
+    models: the fields of the upload that are updates of ``base`` (d,), the model that the client
+    received; a field w is always a model.
     """
-    vectors, kinds = dict(leaves(reply.up)), {*models}
-    if reply.w_i0 is not None:
-        vectors["w_i0"] = reply.w_i0
-        kinds.add("w_i0")
+    kinds = {*models, "w", "w_i0"}
     return {
-        name: distances([vector], w)[0] / reply.damping if name in kinds else length(vector)
-        for name, vector in vectors.items()
+        name: distances([vector], base)[0] if name in kinds else length(vector)
+        for name, vector in vectors(decoded).items()
     }
 
 
-def too_large(sizes: Mapping[str, float], most: float) -> str:
-    """The vector that is longer than ``most``, in one line; empty: none is."""
+def too_large(sizes: Mapping[str, Any], most: float) -> str:
+    """The vector that is longer than ``most``, in one line; empty: none is. most: 0: no limit."""
+    if not most:
+        return ""
     for name, size in sizes.items():
         if size > most:
             what = "an update" if name == "w" else repr(name)
@@ -33,7 +38,7 @@ def too_large(sizes: Mapping[str, float], most: float) -> str:
     return ""
 
 
-def largest_first(sizes: Mapping[int, Mapping[str, float]]) -> list[int]:
+def largest_first(sizes: Mapping[int, Mapping[str, Any]]) -> list[int]:
     """The clients, sorted by how far their vectors exceed the round's median, largest first."""
     names = {name for own in sizes.values() for name in own}
     usual = {name: median_low(own[name] for own in sizes.values()) for name in names}

@@ -11,7 +11,8 @@ from fedaccord.core.metrics import NAME
 from fedaccord.core.options import listed
 from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
 from fedaccord.core.rounds import RoundState
-from fedaccord.core.vectors import Number, Vector, distances, is_finite, leaves, length, nbytes
+from fedaccord.core.vectors import Number, Vector, is_finite, leaves, nbytes
+from fedaccord.federation import bounds
 from fedaccord.federation.fleet import Reading, TrainReplies
 from fedaccord.federation.session import Session
 from fedaccord.storage.mapped import SpillReplies
@@ -36,13 +37,13 @@ TAKEN = {  # written by the server
 class Accepted(NamedTuple):
     """An accepted reply, with its row of metrics.
 
-    If it is on a GPU, its loss is a tensor, and its vectors are checked when the round's other
+    If it is on a GPU, its loss and sizes are tensors, and are checked when the round's other
     numbers are fetched (see `pending_numbers`).
     """
 
     reply: Reply
     metrics: dict[str, Any]
-    distance: float | None = None  # of its model w from w^t; None: not fetched yet
+    sizes: dict[str, Number]  # of its vectors, see `bounds.sizes`
 
 
 Outcome = Accepted | StateLost | str  # a string: the reason for dropping it, in one line
@@ -85,9 +86,11 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
     if isinstance(reply, str):
         return reply
     instruction = request.instruction
-    distance, like, delay = None, session.like, s.t - instruction.round
-    elsewhere = delay > 0 or instruction.half.rounding is not None  # it started from another model
+    method, like, delay = session.method, session.like, s.t - instruction.round
     models = session.half.rule.models
+    elsewhere = bool(models) and (delay > 0 or instruction.half.rounding is not None)
+    w, _ = method.topology.view(s.w, s.server, instruction.client)
+    base = request.down.w if elsewhere else w  # the model that the client started from
     try:
         if isinstance(reply, StateLost):
             return _check_lost(reply, instruction)
@@ -95,12 +98,12 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
         check_like({**decoded.up._asdict(), "w_i0": decoded.w_i0}, like)
         _check_buffers(reply.buffers, s.buffers)
         check_numbers(session, request, reply)
+        sizes = bounds.sizes(decoded, models, base)
         if not isinstance(reply.loss, Tensor):
-            for name, vector in _vectors(decoded):
-                if name == "w" and not session.method.topology.is_decentralised:
-                    base = request.down.w if elsewhere and name in models else s.w
-                    distance = float(distances([vector], base))
-                _check_finite(name, vector, distance if name == "w" else None)
+            sizes = {name: float(size) for name, size in sizes.items()}
+            _check_vectors(decoded, sizes)
+            if line := bounds.too_large(sizes, method.max_client_norm):
+                return line
     except ValueError as error:
         return str(error)
     size = traffic(reply.up, reply.buffers) if reply.up_bytes is None else reply.up_bytes
@@ -120,15 +123,14 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
         examples=reply.examples,
         w_i0=decoded.w_i0,
         buffers=reply.buffers,
+        delay=delay,
+        damping=method.damping(delay),
     )
     if elsewhere:
-        base, damping = request.down.w, session.method.damping(delay)
-        up = moved(accepted.up, models, base, s.w, damping)
-        start = moved(decoded, () if decoded.w_i0 is None else ("w_i0",), base, s.w, damping)
-        accepted = accepted._replace(up=up, w_i0=start.w_i0, delay=delay, damping=damping)
+        accepted = moved(accepted, models, base, w)
     if s.delays is not None:
         metrics["staleness"] = delay
-    return Accepted(accepted, _own(reply.more) | metrics, distance)
+    return Accepted(accepted, _own(reply.more) | metrics, sizes)
 
 
 def check_numbers(session: Session, request: TrainRequest, reply: TrainReply) -> None:
@@ -148,30 +150,30 @@ def check_numbers(session: Session, request: TrainRequest, reply: TrainReply) ->
 
 
 def pending_numbers(accepted: Accepted) -> list[Number]:
-    """The numbers of a reply that are still on a GPU: its loss and the norms of its vectors."""
+    """The numbers of a reply that are still on a GPU: its loss and the sizes of its vectors."""
     loss: Number = accepted.metrics["train-loss"]
-    if not isinstance(loss, Tensor):
-        return []
-    return [loss, *(length(vector) for _, vector in _vectors(accepted.reply))]
+    return [loss, *accepted.sizes.values()] if isinstance(loss, Tensor) else []
 
 
-def complete(accepted: Accepted, values: Sequence[float]) -> Outcome:
+def complete(accepted: Accepted, values: Sequence[float], max_client_norm: float) -> Outcome:
     """The reply with the values of its pending numbers, or the error in them."""
     if not values:
         return accepted
-    loss, *lengths = values
+    loss, *some = values
+    sizes = dict[str, Number](zip(accepted.sizes, some, strict=True))
     try:
-        for (name, vector), total in zip(_vectors(accepted.reply), lengths, strict=True):
-            _check_finite(name, vector, total)
+        _check_vectors(accepted.reply, sizes)
         _check_loss(loss)
     except ValueError as error:
         return f"{error}, after {accepted.reply.steps} steps: lower lr or clip-norm"
-    return accepted._replace(metrics=accepted.metrics | {"train-loss": loss})
+    if line := bounds.too_large(sizes, max_client_norm):
+        return line
+    return accepted._replace(metrics=accepted.metrics | {"train-loss": loss}, sizes=sizes)
 
 
-def _vectors(decoded: Decoded | Reply) -> list[tuple[str, Vector]]:
-    """All vectors that a client sent, by name."""
-    return [*leaves(decoded.up), *leaves(decoded.w_i0, "w_i0")]
+def _check_vectors(sent: Decoded | Reply, sizes: Mapping[str, Number]) -> None:
+    for name, vector in bounds.vectors(sent).items():
+        _check_finite(name, vector, float(sizes[name]))
 
 
 def _check_buffers(buffers: Vector | None, sent: Vector | None) -> None:

@@ -139,19 +139,10 @@ def _settle(
     while True:
         good = {i: it for i, it in outcomes.items() if isinstance(it, Accepted)}
         trial = _try(session, s, good.values()) if len(good) >= needed else None
-        sizes = _sizes(session, s, good) if method.max_client_norm else {}
-        values = _fetch(
-            {i: pending_numbers(it) for i, it in good.items()}
-            | {("sizes", i): [*own.values()] for i, own in sizes.items()}
-            | (trial.numbers if trial else {})
-        )
-        for i, reply in good.items():
-            outcomes[i] = complete(reply, values[i])
-        for i, own in sizes.items():
-            lengths = dict(zip(own, values["sizes", i], strict=True))
-            line = bounds.too_large(lengths, method.max_client_norm)
-            if line and isinstance(outcomes[i], Accepted):
-                outcomes[i] = line
+        pending = {i: pending_numbers(it) for i, it in good.items()}
+        values = _fetch(pending | (trial.numbers if trial else {}))
+        for i, it in good.items():
+            outcomes[i] = complete(it, values[i], method.max_client_norm)
         if not all(isinstance(outcomes[i], Accepted) for i in good):
             continue
         if trial is None:
@@ -159,32 +150,22 @@ def _settle(
             return None, unsummed or f"expected at least {needed} good replies, got {len(good)}"
         trial = trial._replace(values=values)
         failure = _failure(trial, method.max_update_norm)
-        spoilers = _spoilers(session, s, good) if failure else []
+        spoilers = _spoilers(session, s, outcomes) if failure else []
         if not spoilers:
             return trial, failure
         outcomes |= dict.fromkeys(spoilers, f"{failure}, because of this reply")
 
 
-def _sizes(
-    session: Session, s: RoundState, good: Mapping[int, Accepted]
-) -> dict[int, dict[str, Number]]:
-    """The norms of each client's uploaded vectors, by name."""
-    models, one = session.half.rule.models, s.w.dim() == 1
-    return {i: bounds.sizes(it.reply, models, s.w if one else s.w[i]) for i, it in good.items()}
-
-
-def _spoilers(session: Session, s: RoundState, good: Mapping[int, Accepted]) -> list[int]:
+def _spoilers(session: Session, s: RoundState, outcomes: Mapping[int, Outcome]) -> list[int]:
     """The smallest set of clients without whose replies the step is valid, largest norms first.
 
     At most half of the replies; empty if that does not help.
     """
-    method, sizes = session.method, _sizes(session, s, good)
+    method = session.method
     if method.has_noisy_sums or method.masking:  # clipped, or unknown individually
         return []
-    values = _fetch({i: [*own.values()] for i, own in sizes.items()})
-    order = bounds.largest_first(
-        {i: dict(zip(own, values[i], strict=True)) for i, own in sizes.items()}
-    )
+    good = {i: it for i, it in outcomes.items() if isinstance(it, Accepted)}
+    order = bounds.largest_first({i: it.sizes for i, it in good.items()})
 
     def fits(k: int) -> bool:
         trial = _try(session, s, (good[i] for i in sorted(order[k:])))
@@ -213,12 +194,7 @@ def _try(session: Session, s: RoundState, good: Iterable[Accepted]) -> _Trial:
     if normal is not None or method.masking:
         w_bar = cohort.mean(ups.w) if "w" in ups._fields else w_bar
     elif "w" in ups._fields:  # the distance of each local model from w^t; for nodes from their own
-        far: list[Number] = [it.distance for it in accepted if it.distance is not None]
-        if len(far) < len(accepted):
-            far = each(norm(ups.w[0] - cohort.w).flatten() if nodes else distances(ups.w, s.w))
-            if "w" in session.half.rule.models:  # which were damped
-                far = [x / it.reply.damping for x, it in zip(far, accepted, strict=True)]
-        numbers |= {"drift": far, "scale": [norm(s.w).max()]}
+        numbers |= {"drift": [it.sizes["w"] for it in accepted], "scale": [norm(s.w).max()]}
         if not nodes:
             w_bar = cohort.mean(ups.w)
             from_w = from_w_bar = distances(ups.w, after.w)

@@ -1,14 +1,14 @@
 """A client that uploads finite but huge vectors is the absence of that client."""
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from fedaccord.core.cohort import Reply
+from fedaccord.core.cohort import Decoded
 from fedaccord.core.rule import Model
 from fedaccord.engine import quiet
 from fedaccord.federation import bounds
@@ -178,11 +178,17 @@ def test_the_order_is_by_what_is_usual_for_each_vector() -> None:
     assert bounds.largest_first(zeros)[0] == 2
 
 
-def test_a_reply_to_an_earlier_model_is_measured_before_it_is_damped() -> None:
-    """FedDyn's lam_bar moves by the whole distance."""
-    w, D = torch.ones(4), torch.full((4,), 3.0)
-    reply = Reply(0, Model(w + 0.5 * D), 1, 1, delay=3, damping=0.5)
-    assert bounds.sizes(reply, ["w"], w) == {"w": D.norm()}
+def test_models_are_measured_from_the_model_that_the_client_received() -> None:
+    """Fields that the rule names and w by their distance from it, others by their length."""
+    base, D = torch.ones(4), torch.full((4,), 3.0)
+    decoded = Decoded(Both(base + D, D), w_i0=base - D)
+    assert bounds.sizes(decoded, ["anchor"], base) == dict.fromkeys(("anchor", "dual", "w_i0"), 6.0)
+    assert bounds.sizes(Decoded(Model(base + D)), [], base) == {"w": 6.0}
+
+
+class Both(NamedTuple):
+    anchor: torch.Tensor
+    dual: torch.Tensor
 
 
 def test_models_are_measured_by_their_update() -> None:
