@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from fedaccord.config import affecting
-from fedaccord.experiments.analysis.groups import DEFAULTS, groups_of, several_contents
+from fedaccord.core.options import FREE, key_of
+from fedaccord.data.kind import ReadOptions
+from fedaccord.experiments.analysis.groups import DEFAULTS, READING, groups_of, several_contents
 from fedaccord.experiments.analysis.ranking import (
     final,
 )
@@ -215,3 +217,9 @@ def test_of_several_runs_of_a_seed_the_one_with_the_most_progress_counts(tmp_pat
     (group,) = groups(tmp_path)
     assert [run.path for run in group.runs] == [whole.resolve()]
     assert [run.path for run in group.repeats] == [short.resolve()]
+
+
+def test_runs_of_one_data_set_are_those_that_read_it_alike() -> None:
+    """The keys are written out in `groups`, which loads no PyTorch."""
+    reading = {"dataset", *map(key_of, ReadOptions._fields)} - affecting(*FREE)
+    assert {*READING} == reading
