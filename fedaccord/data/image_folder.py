@@ -9,21 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedaccord.data.kind import Decoded, Kind, ReadOptions, Source, check_fits
+from fedaccord.data.seeding import ALONE
 from fedaccord.data.transforms import augment
 
 if TYPE_CHECKING:
     from PIL import Image
 
 log = logging.getLogger("flwr")  # what a run prints
-
-WARNINGS = Lock()  # held while filters of warnings differ: they are of the process
 
 IMAGE_SUFFIXES = {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
@@ -95,7 +93,7 @@ def decode(root: Path, reading: ReadOptions) -> Decoded:
             f"image-folder: {len(others)} entries of the class folders are left out, as "
             f"{others[0]}: they are no files called {', '.join(sorted(IMAGE_SUFFIXES))}"
         )
-    with WARNINGS, warnings.catch_warnings():
+    with ALONE, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's warnings about an image
         x, y = _decode_images(files, reading.image_size), np.array(labels)
     return Decoded(x[:before], y[:before], x[before:], y[before:], len(classes), classes)

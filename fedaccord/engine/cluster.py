@@ -15,6 +15,7 @@ import torch
 from ray._private import ray_constants
 
 from fedaccord.compat.read_only import over
+from fedaccord.data.seeding import ALONE
 from fedaccord.federation import ray_cluster
 from fedaccord.federation.errors import last_line
 from fedaccord.storage.files import nearest
@@ -124,7 +125,7 @@ def begin(address: str, cores: int) -> None:
             raise ValueError(problem)
         if address not in ("local", "auto") and not ray_cluster.connect(address, 10):
             raise ValueError("no such form")
-        with warnings.catch_warnings():
+        with ALONE, warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
             ray.init(
                 address,

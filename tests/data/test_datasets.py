@@ -18,6 +18,7 @@ from PIL import Image
 from fedaccord.data import cache, datasets, digits, image_folder
 from fedaccord.data.datasets import DATASETS, cached, load
 from fedaccord.data.kind import Dataset, Decoded, ReadOptions
+from fedaccord.data.seeding import ALONE
 from tests.data.nasty.npz import Y, arrays
 
 
@@ -366,6 +367,11 @@ def test_decoding_in_two_threads_leaves_the_filters_of_warnings(
         futures.append(pool.submit(image_folder.decode, pets, datasets.USUAL))
         assert first.wait(60)
         pool.submit(image_folder.decode, pets, datasets.USUAL).result()
+        with ALONE:  # held for other settings of the process
+            third = pool.submit(image_folder.decode, pets, datasets.USUAL)
+            with pytest.raises(TimeoutError):
+                third.result(0.3)
+        third.result()
     assert warnings.filters == filters
 
 
