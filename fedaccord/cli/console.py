@@ -20,20 +20,6 @@ from typer.core import TyperArgument, TyperGroup
 from fedaccord.process.extras import extra_of, install
 from fedaccord.process.interrupts import exit_code
 
-RUN_FILES = {  # in a run directory, which is unusable without them
-    "config.toml",
-    "metrics.csv",
-    "clients.csv",
-    "classes.csv",
-    "summary.json",
-    "model.json",
-    "model.safetensors",
-    "best.safetensors",
-    "attempt.json",
-    "privacy.json",
-    "nodes.json",
-    ".lock",
-}
 WIDE = 1000  # columns if there is no terminal: a row of a table stays one line
 
 
@@ -172,8 +158,10 @@ def refusing(*kinds: type[Exception]) -> Iterator[None]:
 
 def keep_run_files(option: str, file: Path) -> None:
     """End the command if the ``file`` that it would write is one of a run directory's own."""
+    from fedaccord.runs.directory import FILES
+
     path = file.expanduser().resolve()
-    if path.name in RUN_FILES and (path.parent / "summary.json").is_file():
+    if path.name in FILES and (path.parent / "summary.json").is_file():
         stop(f"{option}: expected a new file, got {file}, which is the run's own; name another", 2)
 
 

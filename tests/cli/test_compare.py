@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fedaccord.cli.console import RUN_FILES
+from fedaccord.runs import lock
+from fedaccord.runs.best import BEST
+from fedaccord.runs.directory import FILES
+from fedaccord.runs.logbook import ATTEMPT, SPENT
 from tests.cli.shell import invoke, refusal, success
 from tests.cli.test_console import HOSTILE
 from tests.experiments.analysis.made import write
@@ -108,7 +111,7 @@ def test_a_path_that_does_not_exist_and_an_unknown_format_end_the_command(tmp_pa
 )
 def test_no_command_replaces_a_file_of_a_run(words: str, line: str, tmp_path: Path) -> None:
     run = write(tmp_path, [0.1, 0.5])
-    assert {file.name for file in run.iterdir()} <= RUN_FILES
+    assert {BEST, ATTEMPT, SPENT, lock.FILE, *(file.name for file in run.iterdir())} <= FILES
     before = {file: file.read_bytes() for file in run.iterdir()}
     assert line.format(run=run) in refusal(tmp_path, invoke(*words.format(run=run).split()))
     assert {file: file.read_bytes() for file in run.iterdir()} == before
