@@ -54,6 +54,18 @@ def module() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
 
 
+def sizes_of_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of clients of each call from now on, in a list that grows."""
+    calls, together = list[int](), engine.fleet.local_rounds
+
+    def counted(requests: Any, *rest: Any) -> Any:
+        calls.append(len(requests))
+        return together(requests, *rest)
+
+    monkeypatch.setattr("fedaccord.engine.fleet.local_rounds", counted)
+    return calls
+
+
 def run(method: FederatedStrategy, vectorize: str, **more: Any) -> History:
     everyone = method.topology.is_decentralised or method.all_clients
     cohorts = EVERYONE if everyone else COHORTS
@@ -134,14 +146,7 @@ def test_muon_makes_steps_of_hidden_matrices_orthogonal(roles: dict[str, str], h
 
 
 def test_the_clients_do_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-
-    def counted(requests: Any, *rest: Any) -> Any:
-        calls.append(len(requests))
-        return together(requests, *rest)
-
-    together = engine.fleet.local_rounds
-    monkeypatch.setattr("fedaccord.engine.fleet.local_rounds", counted)
+    calls = sizes_of_calls(monkeypatch)
     run(small("scaffold"), "on")
     assert calls == [3, 4, 2, 5]  # also first visits with later ones
     monkeypatch.setattr("fedaccord.engine.fleet.CALL_CLIENTS", 2)
@@ -273,14 +278,7 @@ def test_a_module_that_takes_no_stack_is_trained_one_client_at_a_time() -> None:
 def test_a_module_that_takes_no_stack_has_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tries: list[int] = []
-
-    def counted(requests: Any, *rest: Any) -> Any:
-        tries.append(len(requests))
-        return together(requests, *rest)
-
-    together = engine.fleet.local_rounds
-    monkeypatch.setattr("fedaccord.engine.fleet.local_rounds", counted)
+    tries = sizes_of_calls(monkeypatch)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     method = FedAvg(precision="float64", batch_size=2, fraction_train=1.0)
     keys: dict[str, Any] = {"rounds": 3, "vectorize": "on"}
@@ -527,14 +525,7 @@ def test_the_choice_is_written_down_and_kept_by_a_resumed_run(
         engine.run(RunConfig.make(more))
     assert vectorize_of_run() == "on"
     keys = {k: v for k, v in settings.items() if k not in ("num-server-rounds", "out-dir")}
-    calls: list[int] = []
-
-    def counted(requests: Any, *rest: Any) -> Any:
-        calls.append(len(requests))
-        return together(requests, *rest)
-
-    together = engine.fleet.local_rounds
-    monkeypatch.setattr("fedaccord.engine.fleet.local_rounds", counted)
+    calls = sizes_of_calls(monkeypatch)
     simulate("fedinit", rounds=8, resume=path, **keys)
     assert calls == [6]
 
