@@ -172,26 +172,25 @@ def _show(console: Console, study: "Study", options: "SweepOptions", folder: Pat
     from fedaccord.experiments.reproduce.estimate import Estimate, gradients
 
     runs = study.runs(folder or Path())
-    rows, estimate = [], Estimate(study, options)
+    rows, estimate = [], Estimate(study, options.workers)
     with console.status("timing a client of each model"):
         for cell in study.cells:
             own = [run for run in runs if run.cell is cell]
             rounds = study.rounds_of(cell)
             number = rounds * gradients(RunConfig.make(own[0].job.settings))
-            hours = _hours(estimate.hours(own))
+            alone = estimate.hours(own)
+            hours = _hours(alone[0]) if alone else "–"
             rows.append([cell.name, str(len(own)), str(rounds), f"{number:,.0f}", hours])
         total = estimate.hours(runs)
     print_table(console, ["cell", "runs", "rounds", "gradients a run", "hours left"], rows)
-    processes = f"{estimate.processes} process{'es' if estimate.processes > 1 else ''}"
-    left = f"about {_hours(total)} hours left with {processes}"
-    if total is None:
+    if total:
+        left = f"about {_hours(total[0])} hours left with {total[1]}"
+    else:
         task = RunConfig.make(runs[0].job.settings).task
         left = f"estimating the hours needs the data: add data-dir=, the folder of {task.dataset}"
         left += f", which is not in {task.data_dir}" if task.data_dir else ""
     console.print(f"{len(runs)} runs; {left}", soft_wrap=True)
 
 
-def _hours(hours: float | None) -> str:
-    if hours is None:
-        return "–"
+def _hours(hours: float) -> str:
     return f"{hours:,.0f}" if hours > 10 else f"{hours:.2g}"

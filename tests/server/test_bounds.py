@@ -25,6 +25,7 @@ from fedaccord.strategies import (
     FedInit,
     FedPD,
     FedSMOO,
+    Local,
     Scaffold,
 )
 from fedaccord.wire.instruction import is_handshake, read_instruction
@@ -196,7 +197,7 @@ def test_models_are_measured_by_their_update() -> None:
     still = {"lr": 1e-12, "max_client_norm": 1e-3}
     w0 = torch.full((5,), 100.0, dtype=torch.float64)
     kinds = [k for name, k in METHODS.items() if name not in ("fedadmm", "scaffold", "fedsmoo")]
-    for kind in [*kinds, FedPD]:  # without those that upload more than models
+    for kind in [*kinds, FedPD, Local]:  # without those that upload more than models
         reports: list[Round] = []
         initial = ArrayRecord(linear(w0.numpy()).state_dict())
         with InProcessGrid(client_app(), C) as grid, quiet():

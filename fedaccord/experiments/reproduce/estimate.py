@@ -7,9 +7,7 @@ from typing import NamedTuple
 from fedaccord.config import RunConfig
 from fedaccord.data import datasets
 from fedaccord.experiments.reproduce.study import CellRun, Study
-from fedaccord.experiments.sweep.estimate import timed
-from fedaccord.experiments.sweep.plan import SweepOptions
-from fedaccord.process import threads
+from fedaccord.experiments.sweep.estimate import beside, timed
 from fedaccord.task import load_task
 from fedaccord.task.config import TaskConfig
 
@@ -21,27 +19,31 @@ class Pace(NamedTuple):
 
     gradient: float
     evaluation: float
+    overhead: float  # of a run: to load the data, to start and to end
 
 
 class Estimate:
     """Hours of runs; each model is timed once on each data set."""
 
-    def __init__(self, study: Study, options: SweepOptions) -> None:
-        self.study, self.processes = study, threads.processes(options.workers)
+    def __init__(self, study: Study, workers: int) -> None:
+        self.study, self.workers = study, workers
         self.paces: dict[tuple[object, ...], Pace] = {}
 
-    def hours(self, runs: Sequence[CellRun]) -> float | None:
-        """Hours of the missing runs, with the processes of the options; None without their data."""
+    def hours(self, runs: Sequence[CellRun]) -> tuple[float, str] | None:
+        """Hours of the missing ones of ``runs`` without other runs, and the number of processes, in
+        words; None without their data."""
         if not all(has_data(RunConfig.make(run.job.settings).task) for run in runs):
             return None
         left = [run for run in runs if self.study.done(run) is None]
-        return sum(map(self._seconds, left)) / 3600 / self.processes
+        seconds, processes = beside(sum(map(self._seconds, left)), len(left), self.workers)
+        return seconds / 3600, processes
 
     def _seconds(self, run: CellRun) -> float:
         config = RunConfig.make(run.job.settings)
         pace, rounds = self._pace(config), config.num_server_rounds
         evaluations = rounds / max(1, config.strategy.eval_every)
-        return rounds * gradients(config) * pace.gradient + evaluations * pace.evaluation
+        work = rounds * gradients(config) * pace.gradient + evaluations * pace.evaluation
+        return work + pace.overhead
 
     def _pace(self, config: RunConfig) -> Pace:
         task, strategy = config.task, config.strategy
@@ -95,5 +97,5 @@ def _time(config: RunConfig) -> Pace:
     base = {k: v for k, v in config.flat.items() if "." not in k}
     own = {"algo": "fedavg", "fraction-train": 1 / config.num_clients, "local-steps": STEPS}
     rounds = {"num-server-rounds": 3, "eval-every": 3, "checkpoint-every": 3}
-    *_, without, evaluated, _ = timed(base | own | rounds)
-    return Pace(without / STEPS, max(0.0, evaluated - without))
+    *_, without, evaluated, rest = timed(base | own | rounds)
+    return Pace(without / STEPS, max(0.0, evaluated - without), rest)

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -99,11 +100,16 @@ def estimate(plan: Plan, plan_parts: Sequence[Part], share: float = 1.0) -> str:
     total = share * sum(each)
     if plan.options.ray_address:
         return f"{_words(total)} of one trial after another, {seconds:.2g} s a round"
-    runs = sum(part.runs for part in plan_parts)
-    number = min(threads.processes(plan.options.workers), runs)
-    total = total / number + (_start_of_process() if number > 1 else 0)
-    processes = f"{number} process{'es' if number > 1 else ''}"
+    total, processes = beside(total, sum(part.runs for part in plan_parts), plan.options.workers)
     return f"about {_words(total)} with {processes}, {seconds:.2g} s a round of {method}"
+
+
+def beside(seconds: float, runs: int, workers: int) -> tuple[float, str]:
+    """The time of ``runs`` that take so many seconds one after another, and the number of processes
+    in which they run, in words."""
+    number = max(1, min(threads.processes(workers), runs))
+    words = f"{number} process{'es' if number > 1 else ''}"
+    return seconds / number + (_start_of_process() if number > 1 else 0), words
 
 
 def _words(seconds: float) -> str:
@@ -117,6 +123,7 @@ def _work(part: Part) -> float:
     return float(part.local.split()[0]) * part.gradients_a_step
 
 
+@cache
 def _start_of_process() -> float:
     """Seconds until a worker can start its first run."""
     began = time.perf_counter()
