@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fedaccord.client.train import CPU, DIVERGED, first_state
+from fedaccord.client.train import CPU, DIVERGED, first_client_state
 from fedaccord.core.client_half import state_like
 from fedaccord.core.request import TrainReply, TrainRequest
 from fedaccord.core.rounds import client_round
@@ -39,7 +39,7 @@ def local_rounds(
     device = model.w.device
     clients = [request.instruction.client for request in requests]
     begun = [
-        first_state(request, model) if state is None else all_to_device(state, device)
+        first_client_state(request, model) if state is None else all_to_device(state, device)
         for request, state in zip(requests, states, strict=True)
     ]
     batches = task.cohort_batches(

@@ -183,7 +183,7 @@ def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainRep
     instruction, model = request.instruction, data.model
     half, config, device = instruction.half, instruction.config, model.w.device
     down = all_to_device(request.down, device)
-    state = first_state(request, model) if state is None else all_to_device(state, device)
+    state = first_client_state(request, model) if state is None else all_to_device(state, device)
     steps = _steps(instruction, data.batches)
     config = config._replace(steps=steps, hidden=model.hidden, secret=data.secret)
     if half.keeps_local:
@@ -210,9 +210,9 @@ def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainRep
 
 
 def _steps(instruction: TrainInstruction, batches: Iterable[Batch]) -> int:
-    """K_i, if rates that fall within the round depend on it; else 0.
+    """K_i; 0 if it follows from the batches and no rate depends on it.
 
-    Raises ValueError if the batches have no length.
+    Raises ValueError if a rate does and the batches have no length.
     """
     schedule = instruction.half.schedule
     if not schedule.falls or instruction.local_steps:
@@ -225,7 +225,7 @@ def _steps(instruction: TrainInstruction, batches: Iterable[Batch]) -> int:
     return instruction.local_epochs * len(batches)
 
 
-def first_state(request: TrainRequest, model: FlatModel) -> Any:
+def first_client_state(request: TrainRequest, model: FlatModel) -> Any:
     """A client's state before its first request."""
     half, device = request.instruction.half, model.w.device
     w = to_device(request.down.w, device)

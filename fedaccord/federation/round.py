@@ -193,7 +193,7 @@ def _try(session: Session, s: RoundState, good: Iterable[Accepted]) -> _Trial:
     w_bar, nodes = method.topology.average(after.w), method.topology.is_decentralised
     if normal is not None or method.masking:
         w_bar = cohort.mean(ups.w) if "w" in ups._fields else w_bar
-    elif "w" in ups._fields:  # the distance of each local model from w^t; for nodes from their own
+    elif "w" in ups._fields:  # drift: from the model that each client received
         numbers |= {"drift": [it.sizes["w"] for it in accepted], "scale": [norm(s.w).max()]}
         if not nodes:
             w_bar = cohort.mean(ups.w)
