@@ -72,7 +72,9 @@ def ray_for(workers: int, address: str, threads: int, gpus: float) -> Iterator[M
             return
         begin(address, workers * threads)
         try:
-            _check_room(workers, threads, gpus)
+            for what, each, key in (("CPU", threads, "threads"), ("GPU", gpus, "gpus-per-worker")):
+                more = f" for {workers} workers of {each:g}; lower workers or {key}"
+                check_room("workers", workers * each, what, more)
             with tensors_as_arrays():
                 yield {"num_cpus": threads, "num_gpus": gpus}
         finally:
@@ -145,12 +147,11 @@ def begin(address: str, cores: int) -> None:
         signal.signal(signal.SIGTERM, before)  # Ray's own would end the process at once
 
 
-def _check_room(workers: int, threads: int, gpus: float) -> None:
-    """Raises ValueError if the cluster can never start these workers."""
-    have: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    for what, each, key in (("CPU", threads, "threads"), ("GPU", gpus, "gpus-per-worker")):
-        if workers * each > have.get(what, 0):
-            raise ValueError(
-                f"workers: expected {workers * each:g} {what}s for {workers} workers of {each:g}, "
-                f"got {have.get(what, 0):g}; lower workers or {key}"
-            )
+def check_room(key: str, wanted: float, what: str, more: str = "") -> None:
+    """Raises ValueError, in one line that begins with ``key`` and ends with ``more``, if the
+    cluster has fewer CPUs or GPUs, ``what``, than are wanted: Ray would wait for a machine."""
+    have = ray.cluster_resources().get(what, 0.0)  # type: ignore[no-untyped-call]
+    if wanted > have:
+        raise ValueError(
+            f"{key}: expected at most {have:g}, the {what}s that Ray has, got {wanted:g}{more}"
+        )

@@ -387,15 +387,27 @@ def test_the_server_evaluates_on_the_cores_of_its_workers(
     assert set(threads) == {3}
 
 
-def test_what_cannot_begin_is_refused_in_a_line(own_ray: None) -> None:
+def test_what_cannot_begin_is_refused_in_a_line(
+    own_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedaccord.engine import cluster
 
-    with pytest.raises(ValueError, match="workers: expected 8 CPUs for 4 workers of 2, got 2; low"):
-        cluster._check_room(4, 2, 0.0)
-    with pytest.raises(
-        ValueError, match=r"expected 1 GPUs for 2 workers of 0.5, got 0; .* gpus-per"
-    ):
-        cluster._check_room(2, 1, 0.5)
+    wanted = {  # arguments of `ray_for`, in a run that has joined a cluster
+        (
+            4,
+            "auto",
+            2,
+            0.0,
+        ): r"at most 2, the CPUs .*, got 8 for 4 workers of 2; lower workers or t",
+        (2, "auto", 1, 0.5): r"at most 0, the GPUs .*, got 1 for 2 workers of 0.5; .* gpus-per-",
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(ray, "is_initialized", lambda: False)
+        patch.setattr(ray, "shutdown", lambda: None)
+        patch.setattr(cluster, "begin", lambda *_: None)
+        for arguments, line in wanted.items():
+            with pytest.raises(ValueError, match=line), cluster.ray_for(*arguments):
+                pass
     with pytest.raises(ValueError, match=r"a worker did not start: .*no data here"):  # noqa: SIM117
         with workers(task(), workers=1, load=no_data):
             pass

@@ -14,7 +14,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # gpus = 0: a 
 
 import ray
 
-from fedaccord.engine.cluster import begin, environment
+from fedaccord.engine.cluster import begin, check_room, environment
 from fedaccord.experiments.sweep.plan import SweepOptions
 from fedaccord.experiments.sweep.trial import FAILED, Job, OnRow, Row, Workers, execute, mean
 from fedaccord.process import threads
@@ -41,7 +41,8 @@ def on_ray(options: SweepOptions) -> Iterator[Climbing]:
     with environment():
         begin(options.ray_address, max(threads.processes(options.workers), math.ceil(options.cpus)))
         try:
-            _check_room(options)
+            check_room("[sweep] cpus", options.cpus, "CPU")
+            check_room("[sweep] gpus", options.gpus, "GPU")
             of_ray = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_retries=0)
             task = of_ray(_rung)
 
@@ -66,18 +67,6 @@ def on_ray(options: SweepOptions) -> Iterator[Climbing]:
             yield climb
         finally:
             ray.shutdown()
-
-
-def _check_room(options: SweepOptions) -> None:
-    """Raises ValueError if no trial could ever start, because Ray would wait for a machine."""
-    have = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    for key, what in (("cpus", "CPU"), ("gpus", "GPU")):
-        most, wanted = have.get(what, 0.0), getattr(options, key)
-        if wanted > most:
-            raise ValueError(
-                f"[sweep] {key}: expected at most {most:g}, the {what}s that Ray has at "
-                f"{options.ray_address!r}, got {wanted:g}"
-            )
 
 
 @contextmanager
