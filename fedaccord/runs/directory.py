@@ -36,8 +36,18 @@ if TYPE_CHECKING:
 RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
 MODEL = "model.safetensors"
 FILES = {  # of a run directory, by it, `best`, `logbook` and `lock`; without them it is unusable
-    *("config.toml", "metrics.csv", "clients.csv", "classes.csv", "summary.json", "model.json"),
-    *(MODEL, "best.safetensors", "attempt.json", "privacy.json", "nodes.json", ".lock"),
+    "config.toml",
+    "metrics.csv",
+    "clients.csv",
+    "classes.csv",
+    "summary.json",
+    "model.json",
+    MODEL,
+    "best.safetensors",
+    "attempt.json",
+    "privacy.json",
+    "nodes.json",
+    ".lock",
 }
 CONTENTS = "contents."  # keys of [used]: hashes of what settings only name, see `named_contents`
 SAMPLES = "samples"  # among these: the data set, before it was divided
