@@ -194,7 +194,7 @@ class RunConfig:
             reasons["eval-train"] = "the clients alone evaluate"
         if self.strategy.is_buffered and self.strategy.concurrency:
             reasons["fraction-train"] = "concurrency is the number of clients at work"
-        if all(self.strategy.steps_of_round(t) == 1 for t in range(self.num_server_rounds)):
+        if all(map(self.strategy.is_one_step, range(self.num_server_rounds))):
             reasons.setdefault("lr-schedule", "one local step a round has the rate lr")
         parts: list[tuple[str, Any]] = [("", self.task), ("", self.strategy)]
         for name in METHODS:

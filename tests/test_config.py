@@ -149,6 +149,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [  # ...: more follows
     ({"lr": 0}, "lr: expected above 0, got 0.0"),
     ({"lr": float("inf")}, "lr: expected a finite number, got inf"),
     ({"lr": float("nan")}, "lr: expected a finite number, got nan"),
+    ({"lr": 1e39}, "lr: expected a number that float32 holds, up to 3.4e38, got 1e+39"),
     ({"lr-decay": 1.01}, "lr-decay: expected above 0 and at most 1, got 1.01"),
     ({"weight-decay": -1e-9}, "weight-decay: expected at least 0, got -1e-09"),
     ({"num-clients": 0}, "num-clients: expected at least 1, got 0"),
@@ -291,8 +292,13 @@ UNREAD: list[tuple[dict[str, Any], dict[str, str]]] = [
                 "the rate lr"
             },
         )
-        for algo, steps in (("fedavg", {"local-steps": 1}), ("dpsgd", {}))
+        for algo, steps in (
+            ("fedavg", {"local-steps": 1}),
+            ("fedavg", {"batch-size": 0, "local-epochs": 1}),
+            ("dpsgd", {}),
+        )
     ),
+    ({"algo": "fedavg", "lr-schedule": "linear", "batch-size": 0}, {}),
     ({"algo": "fedavg", "lr-schedule": "linear", "local-steps": 2}, {}),
     ({"algo": "fedavg", "lr-schedule": "linear"}, {}),
     (

@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 FREE = ("records", "speed", "place")  # of no number of a run
+LARGEST = (2 - 2**-23) * 2.0**127  # number that float32 holds: above it a step is inf
 AFFECTS = ("numbers", "rounds", *FREE)
 _OPTIONS: "WeakKeyDictionary[type, tuple[dataclasses.Field[Any], ...]]" = WeakKeyDictionary()
 
@@ -85,6 +86,8 @@ def check_option(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
         raise ValueError(f"{name}: expected one of {range_text(field)}, got {value!r}{near}")
     if kind is float and not math.isfinite(value):
         raise ValueError(f"{name}: expected a finite number, got {value}")
+    if kind is float and abs(value) > LARGEST:
+        raise ValueError(f"{name}: expected a number that float32 holds, up to 3.4e38, got {value}")
     if value == rule["besides"]:
         return value
     if (
@@ -191,7 +194,7 @@ def _float(name: str, value: int) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"{name}: expected a number below 1e308, got a larger integer") from None
+        raise ValueError(f"{name}: expected a number below 3.4e38, got a larger integer") from None
 
 
 def _name(kind: type) -> str:

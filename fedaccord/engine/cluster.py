@@ -18,6 +18,7 @@ from fedaccord.compat.read_only import over
 from fedaccord.data.seeding import ALONE
 from fedaccord.federation import ray_cluster
 from fedaccord.federation.errors import last_line
+from fedaccord.process.threads import check as check_cores
 from fedaccord.storage.files import nearest
 
 ENVIRONMENT = {  # of this process and of Ray's, while it runs; the user's values have priority
@@ -70,6 +71,8 @@ def ray_for(workers: int, address: str, threads: int, gpus: float) -> Iterator[M
             with tensors_as_arrays():
                 yield {"num_cpus": 0, "num_gpus": gpus}
             return
+        if address == "local":
+            check_cores(workers, "workers", "0 trains the clients in this process")
         begin(address, workers * threads)
         try:
             for what, each, key in (("CPU", threads, "threads"), ("GPU", gpus, "gpus-per-worker")):

@@ -69,10 +69,10 @@ class Run:
         model: ModelLayout | None = None,
         clock: Clock | None = None,
     ) -> None:
-        if cohorts is not None and len(cohorts) < num_rounds:
+        if cohorts is not None and (number := len(cohorts)) != num_rounds:
             raise ValueError(
-                f"participation: expected a cohort for each of {num_rounds} rounds, "
-                f"got {len(cohorts)}"
+                f"participation: expected a cohort for each of {num_rounds} rounds, got {number}; "
+                f"set {number} rounds, or give {num_rounds} cohorts"
             )
         if cohorts is not None and method.has_noisy_sums:
             raise ValueError(

@@ -205,6 +205,11 @@ class Settings:
         """K_t, local steps of each client in round t; 0: they count epochs."""
         return self.local_steps
 
+    def is_one_step(self, t: int) -> bool:
+        """Whether each client takes one local step in round t, also as one pass in one batch."""
+        passes = self.local_epochs if self.batch_size == 0 else 0
+        return (self.steps_of_round(t) or passes) == 1
+
     @property
     def local_length(self) -> str:
         """The length of a local round, as "10 steps" or "1 epoch"."""

@@ -47,13 +47,12 @@ class Threads(NamedTuple):
             torch.set_num_threads(before)
 
 
-def check(wanted: int, key: str = "threads") -> None:
+def check(wanted: int, key: str = "threads", advice: str = "0 uses a fitting number") -> None:
     """Raises ValueError, which names the ``key``, if it is more than this machine has cores."""
     cores = os.cpu_count() or 1
     if wanted > cores:
         raise ValueError(
-            f"{key}: expected at most {cores}, the cores of this machine, got {wanted}; "
-            "0 uses a fitting number"
+            f"{key}: expected at most {cores}, the cores of this machine, got {wanted}; {advice}"
         )
 
 

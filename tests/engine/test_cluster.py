@@ -53,6 +53,16 @@ def test_a_cluster_that_is_gone_is_named_at_once_and_a_local_one_ignores_it(
     assert addresses == ["local"]
 
 
+def test_more_local_workers_than_cores_are_refused_before_ray_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each worker is a process with PyTorch: a mistyped number fills the memory."""
+    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("Ray was started"))
+    line = rf"^workers: expected at most {os.cpu_count()}, the cores of .* got 9999; 0 trains the"
+    with pytest.raises(ValueError, match=line), cluster.ray_for(9999, "local", 1, 0.0):
+        pass
+
+
 def test_a_disk_is_full_when_250_mb_are_left_and_a_small_one_as_for_ray(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

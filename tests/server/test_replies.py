@@ -140,7 +140,7 @@ def test_finite_vectors_are_told_from_others(bad: float) -> None:
 
 
 def test_all_replies_bad_is_a_failed_round() -> None:
-    rounds = federation(strategy(FedAvg, lr=1e200), 1)
+    rounds = federation(strategy(FedAvg, lr=1e38), 1)
     metrics = rounds[-1].metrics
     assert [metrics[name] for name in ("replies", "dropped", "counted")] == [0, C, 0]
     assert torch.equal(rounds[-1].w, torch.from_numpy(W0))

@@ -118,7 +118,7 @@ def test_a_failed_round_is_forgotten_after_a_good_one() -> None:
 
 
 def test_a_client_that_diverges_answers_with_an_error_and_keeps_its_state() -> None:
-    diverging, replies = strategy(Scaffold, lr=1e200, max_failed_rounds=9), []
+    diverging, replies = strategy(Scaffold, lr=3e38, local_steps=9, max_failed_rounds=9), []
     with InProcessGrid(client_app(), C) as grid, quiet():
         note = lambda round: replies.append(round.metrics.get("replies"))  # noqa: E731
         run_over(grid, diverging, 2, on_round=note).play()
