@@ -30,10 +30,14 @@ def sum_dtype(device: torch.device) -> torch.dtype:
 
 
 def clip_(g: Vector, bound: float) -> Vector:
-    """Scale each vector of g down to a norm of at most ``bound``, in place; 0: leave it."""
+    """Scale each vector of g down to a norm of at most ``bound``, in place; 0: leave it.
+
+    A vector whose norm overflows becomes NaN, as it diverged.
+    """
     if not bound:
         return g
-    scale = (bound / norm(g)).clamp_(max=1.0)
+    length = norm(g)
+    scale = (bound / length).add_(length, alpha=0).clamp_(max=1.0)  # bound / inf would be 0
     if g.is_cpu and float(scale.min()) == 1.0:  # saves a pass over g; on a GPU it would synchronise
         return g
     return g.mul_(scale)

@@ -35,6 +35,13 @@ def test_what_is_no_number_stays_none() -> None:
         assert not clip_(g, 1.0).isfinite().all()
 
 
+def test_a_norm_that_overflows_is_not_a_step_of_zero() -> None:
+    g = torch.tensor([[3e38, 3e38], [3.0, 4.0]])
+    clipped = clip_(g, 1.0)
+    assert clipped[0].isnan().all()
+    torch.testing.assert_close(clipped[1], torch.tensor([0.6, 0.8]))
+
+
 @pytest.mark.parametrize("d", [1, PIECE, 2 * PIECE + 3])
 def test_distances_are_those_of_the_whole_vectors(d: int) -> None:
     xs, centre = [*torch.randn(3, d, dtype=torch.float64)], torch.randn(d, dtype=torch.float64)
