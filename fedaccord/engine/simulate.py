@@ -1,7 +1,7 @@
 """Runs in this process: `run` for a configuration, `simulate` for tensors and notebooks."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import index
@@ -287,7 +287,7 @@ def simulate(
         for name in (name for name, is_set in set_here.items() if is_set):
             raise TypeError(f"{name}: expected it with clients=, got it without")
     else:
-        if not isinstance(clients, Iterable):
+        if not isinstance(clients, Iterable) or isinstance(clients, Mapping | str):
             raise ValueError(
                 "clients: expected a list of the samples of each client, got "
                 f"{type(clients).__name__}; num_clients=... deals out a dataset="

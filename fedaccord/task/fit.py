@@ -74,6 +74,8 @@ def check_fit(
             raise
         with_loss = next((f", with loss={name}" for name, it in LOSSES.items() if it is loss), "")
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if loss is sequence_cross_entropy:
+            reason += "; of one-hot targets give the classes (n,), as targets.argmax(1)"
         raise ValueError(f"{line} of {wanted}{with_loss}: {reason}") from error
     if isinstance(loss, OwnLoss) and value.isnan():
         log.warning("loss: %s is NaN for predictions of the untrained model", loss.name)

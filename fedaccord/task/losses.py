@@ -20,6 +20,11 @@ def loss_of(loss: str | Loss, targets: Tensor) -> Loss:
     A function of the user's own, also one that is not in a setting, becomes an `OwnLoss`. Raises
     ValueError, in one line, if it cannot be imported.
     """
+    if isinstance(loss, type):
+        raise ValueError(
+            f"loss: expected a function of (predictions, targets), got the class {loss.__name__}; "
+            f"make one of it, as {loss.__name__}()"
+        )
     if not isinstance(loss, str):
         name = getattr(loss, "__name__", type(loss).__name__)
         return loss if loss in LOSSES.values() else OwnLoss(loss, name)

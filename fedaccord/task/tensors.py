@@ -37,6 +37,11 @@ def check_values(
             f"model: expected parameters with values, {type(module).__name__} has a lazy one: "
             "call it on a batch first, or give the sizes of its inputs"
         )
+    if any(p.is_meta for p in module.parameters()):
+        raise ValueError(
+            f"model: expected parameters with values, {type(module).__name__} has one on the "
+            "device meta: build it on the CPU"
+        )
     buffers = dict(module.named_buffers())
     own = {name: buffers[name] for name in names} if policy in ("mean", "local") else {}
     for name, tensor in (*module.named_parameters(), *own.items()):

@@ -387,6 +387,29 @@ def test_a_model_by_name_fits_the_clients_tensors() -> None:
             {"loss": lambda p, y: p - y},
             "loss: expected <lambda> to return one number for a batch, a tensor of (), got (2, 1)",
         ),
+        (
+            {"loss": torch.nn.MSELoss},
+            "loss: expected a function of (predictions, targets), got the class MSELoss; make one "
+            "of it, as MSELoss()",
+        ),
+        (
+            {"model": torch.nn.Linear(5, 1, device="meta")},
+            "model: expected parameters with values, Linear has one on the device meta",
+        ),
+        (
+            {"clients": {"a": (torch.ones(3, 5), torch.ones(3, 1))}},
+            "clients: expected a list of the samples of each client, got dict",
+        ),
+        (
+            {
+                "clients": [(torch.ones(3, 5), torch.eye(3, dtype=torch.int64))],
+                "model": torch.nn.Linear(5, 3),
+                "loss": "auto",
+            },
+            "model: expected one that accepts inputs (n, ...) of (5,) and returns predictions for "
+            "targets of (3,) torch.int64, with loss=sequence-cross-entropy: ValueError: Expected "
+            "input batch_size (2) to match target batch_size (6).; of one-hot targets give the",
+        ),
         ({"clients": []}, "num-clients: expected at least 1, got 0"),
         ({"test": (torch.ones(3, 5), torch.ones(2, 1))}, "test: expected equally many"),
         ({"clients": None}, "model: expected a name with dataset=, or a module with clients="),
@@ -395,6 +418,10 @@ def test_a_model_by_name_fits_the_clients_tensors() -> None:
         ({"model": "lenett"}, "model: expected one of linear, mlp, lenet, "),
         ({"participation": 1.5}, "fraction-train: expected at least 1e-06 and at most 1, got"),
         ({"participation": [[0]]}, "participation: expected a cohort for each of 4 rounds, got 1"),
+        (
+            {"participation": [[0]] * 5},
+            "participation: expected a cohort for each of 4 rounds, got 5; set 5 rounds, or give",
+        ),
         ({"max_examples": 1}, "max-examples: expected at least "),
         ({"rounds": 0}, "num-server-rounds: expected at least 1, got 0"),
         ({"local_stepps": 3}, "unknown key 'local-stepps' (did you mean local_steps=... or "),
@@ -411,9 +438,9 @@ def test_settings_that_do_not_fit_are_one_line(changes: dict[str, Any], line: st
 
 def test_a_run_without_a_trained_model_is_no_history() -> None:
     with pytest.raises(FederationError, match=r"^none of 2 rounds counted .* untrained"):
-        history("fedavg", lr=1e200, rounds=2)
+        history("fedavg", lr=3e38, rounds=2, participation=0.5)
     with pytest.raises(FederationError, match=r"^3 rounds in a row failed"):
-        history("fedavg", lr=1e200)
+        history("fedavg", lr=3e38)
 
 
 def test_a_model_that_diverged_is_no_history() -> None:
