@@ -1,6 +1,7 @@
 """Evaluation of the output model at the server or the clients, and of personal models."""
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
@@ -68,6 +69,10 @@ def evaluate_at_server(
     return row
 
 
+class Diverged(str):
+    """Why a client's evaluation is dropped: a loss beyond every bound."""
+
+
 class Evaluation(NamedTuple):
     """The clients' evaluation after a round."""
 
@@ -100,6 +105,9 @@ def evaluate_at_clients(session: Session, s: RoundState, timeout: float) -> Eval
         "evaluation-dropped": len(rows) - len(good) - [*outcomes.values()].count(EMPTY),
         "evaluation-empty": [*outcomes.values()].count(EMPTY),
     }
+    has_diverged = any(isinstance(outcome, Diverged) for outcome in outcomes.values())
+    if has_diverged and not good and not requests[0].own_only:
+        means[f"{OUTPUT}loss"] = math.inf  # else an earlier evaluation would be the last one
     for name in dict.fromkeys(name for row in good for name in row):
         if name.startswith((OUTPUT, PERSONAL)):
             having = [row for row in good if name in row]
@@ -150,7 +158,8 @@ def _checked(reply: Mapping[str, float], own_only: bool, most: int) -> dict[str,
         plain, value = name.removeprefix(PERSONAL), reply[name]
         low, high = RANGES.get(plain, (-LARGEST_METRIC, LARGEST_METRIC))
         if not low <= value <= high:
-            return f"expected {name} from {low:g} to {high:g}, got {value:.4g}"
+            line = f"expected {name} from {low:g} to {high:g}, got {value:.4g}"
+            return Diverged(line) if name == "loss" else line
         is_own = own_only or plain != name
         values[(PERSONAL if is_own else OUTPUT) + plain] = value
     return values

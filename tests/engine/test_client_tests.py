@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from fedaccord import simulate
+from fedaccord.federation.errors import FederationError
 from tests.engine.test_own_data import CLIENTS, MODEL, TEST, shuffled
 
 SIZES = (3, 6, 1, 10)
@@ -164,3 +165,18 @@ def test_the_server_evaluates_on_the_batches_of_a_function() -> None:
 def test_workers_deal_out_the_same_shares() -> None:
     for clients, test in ((NUMBERS, FUTURE), ([*map(Rows, NUMBERS)], Rows(FUTURE))):
         assert last(clients, test, workers=2, **MSE) == last(clients, test, **MSE)
+
+
+def test_a_model_that_no_client_can_evaluate_has_diverged() -> None:
+    """Its last good evaluation would look like the end of the run."""
+
+    def loss(predictions: Tensor, targets: Tensor) -> Tensor:
+        value = ((predictions - targets) ** 2).mean()
+        return value if torch.is_grad_enabled() or value > 0.1 else value * torch.nan
+
+    near = [(x, 0 * y) for x, y in NUMBERS]
+    model = nn.Linear(3, 1)
+    nn.init.ones_(model.bias)
+    settings: dict[str, Any] = {"loss": loss, "model": model, "evaluation": "clients"}
+    with pytest.raises(FederationError, match=r"^the model diverged: its client loss is inf after"):
+        simulate("fedavg", clients=near, test=near, rounds=30, local_steps=3, lr=0.1, **settings)
