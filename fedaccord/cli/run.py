@@ -104,6 +104,7 @@ def federate(
                 task = load_task(settings.task, num_clients=settings.num_clients)
             clients = str(partition_report(task)).splitlines()[0]
             chosen = threads_of_task(settings.threads, task, settings.strategy, settings.workers)
+            is_new = not Path(settings.out_dir).is_dir()
             place = runs.place if settings.name else runs.make  # a name of its own, at once
             path = place(settings.out_dir, settings.name, settings.flat)
             settings = replace(settings, out_dir=str(path.parent), name=path.name)
@@ -114,8 +115,10 @@ def federate(
                         settings, on_round=display.on_round, on_client=display.on_client, at=at
                     )
             finally:
-                with suppress(OSError):
-                    path.rmdir()  # if nothing was written
+                with suppress(OSError):  # if nothing was written
+                    path.rmdir()
+                    if is_new:
+                        path.parent.rmdir()
     except KeyboardInterrupt as error:
         rest = "nothing was written"
         if path is not None and path.exists():

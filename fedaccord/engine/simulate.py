@@ -19,12 +19,12 @@ from fedaccord.core.cohort import Cohorts
 from fedaccord.data import partition
 from fedaccord.engine import store_choice
 from fedaccord.engine import vectorize as vectorized
+from fedaccord.engine.checks import check_examples, load_checked
 from fedaccord.engine.faults import Faults, FaultyFleet
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.engine.history import History, Recorder
 from fedaccord.engine.keywords import keys_of, make_config, module_of
 from fedaccord.engine.own_task import own_task
-from fedaccord.federation.budget import first_of
 from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.process import threads
@@ -58,15 +58,7 @@ def run(
     cohorts: the clients of each round, instead of drawn ones; on_client: called with a client's
     number after its local round.
     """
-    threads.check(config.threads)
-    # errors are raised before a file is written
-    config.strategy.check_clients(config.num_clients, cohorts)
-    config.strategy.topology.facts(config.num_clients)
-    if (guarantee := config.strategy.guarantee) and not config.resume:
-        share = config.strategy.fraction_train
-        first_of(guarantee, share, config.num_server_rounds, config.num_clients)
-    task = load_task(config.task, num_clients=config.num_clients)
-    check_examples(task, config.strategy)
+    task = load_checked(config, cohorts)  # errors are raised before a file is written
     report = partition_report(task)
     counts = {"duplicated": report.duplicated, "unused": report.unused}
     facts = {name: count for name, count in counts.items() if count is not None}
@@ -151,17 +143,6 @@ def _clients(
         on_client=on_client,
     ) as fleet:
         yield lambda _: fleet
-
-
-def check_examples(task: Task, method: FederatedStrategy) -> None:
-    """Raise ValueError, in one line, if the reply of every client would be dropped."""
-    sizes = map(task.num_examples, range(len(task.clients)))
-    if all(size > method.max_examples for size in sizes):
-        least = min(map(task.num_examples, range(len(task.clients))))
-        raise ValueError(
-            f"max-examples: expected at least {least}, the samples of the smallest client, got "
-            f"{method.max_examples}: all replies would be dropped"
-        )
 
 
 def partition_report(task: Task) -> partition.Report:

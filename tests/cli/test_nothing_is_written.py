@@ -19,6 +19,10 @@ OUT = ("--out", "{}/out")
             ("run", *TINY, "out-dir={}/out", "name=x", "keep-best=client-loss"),
             "keep-best: expected",
         ),
+        (
+            ("run", *TINY, "out-dir={}/out", "schedule=buffered"),
+            "schedule: expected synchronous without simulated devices",
+        ),
         (("sweep", "{}/sweep.toml", "lr-decay=2", *OUT), "lr-decay: expected"),
         (("sweep", "{}/sweep.toml", "min-replies=9", *OUT), "min-replies: expected at most 2"),
         (("reproduce", "lenet", "lr=-1", *OUT, "--page", "{}/docs/a.md"), "lr: expected above 0"),

@@ -22,6 +22,7 @@ from fedaccord.experiments.sweep.trial import (
     FAILED,
     Job,
     Row,
+    check_data,
     check_names,
     forget_checkpoints,
     read_row,
@@ -144,6 +145,7 @@ class Study:
                 else:
                     _check_shorter(run)
                     missing.setdefault(run.job.name, []).append(run)
+            check_data(runs[0].job for runs in missing.values())
             for runs in missing.values():
                 runs[0].job.file.unlink(missing_ok=True)  # of a failure
             with workers.of(options) as work:

@@ -28,6 +28,7 @@ from fedaccord.experiments.sweep.trial import (
     Job,
     Row,
     Workers,
+    check_data,
     check_measured,
     check_names,
     check_run,
@@ -181,7 +182,10 @@ class Sweep:
             }
             self._write(TRIALS, trials_table([*self.trials.values()]).to_csv(index=False))
 
-        work([job for name, job in jobs.items() if name not in rows], on_row)
+        missing = [job for name, job in jobs.items() if name not in rows]
+        if not self.plan.options.ray_address:  # whose machines have the data
+            check_data(missing)
+        work(missing, on_row)
         keep()
         if stage == TUNE:
             for ask, _, job in proposed:

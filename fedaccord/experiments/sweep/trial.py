@@ -7,8 +7,9 @@ sweep reads it and runs only the missing trials.
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from fedaccord import config, engine
 from fedaccord.config import RunConfig
 from fedaccord.core.metrics import OUTPUT, PERSONAL
 from fedaccord.engine import quiet
+from fedaccord.engine.checks import load_checked
 from fedaccord.experiments.analysis.costs import Point, with_costs
 from fedaccord.experiments.analysis.groups import DEFAULTS, TRIALS, Group
 from fedaccord.experiments.analysis.ranking import up_to
@@ -161,6 +163,19 @@ def check_measured(job: Job, row: Row) -> None:
             f"[sweep] metric: expected one that these runs measure, {', '.join(names)}, got "
             f"{job.metric}; choose one of them, or add it to metrics in [run], in another --out"
         )
+
+
+def check_data(jobs: Iterable[Job]) -> None:
+    """Raises ValueError, in one line, if the data or the model do not fit the settings of a job;
+    seeds aside, jobs with the same ones are checked once."""
+    checked = set()
+    for job in jobs:
+        run_config = _config(job)
+        method, task = run_config.strategy, replace_fields(run_config.task, seed=0)
+        key = task, run_config.num_clients, method.model_settings, method.max_examples
+        if key not in checked:
+            checked.add(key)
+            load_checked(run_config)
 
 
 def forget_failures(folder: Path) -> None:

@@ -212,3 +212,13 @@ def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
     with Lock(tmp_path), pytest.raises(ValueError, match=f"process {os.getpid()} .* writes here"):
         study().perform(tmp_path, SweepOptions(workers=1), results.append)
     assert results == []
+
+
+def test_settings_that_do_not_fit_the_data_are_refused_before_the_first_run(
+    tmp_path: Path,
+) -> None:
+    own = study(seeds=(0,), changes={"num-clients": 5000})
+    with pytest.raises(ValueError, match=r"^num-clients: expected at least one sample per client"):
+        finish(own, tmp_path)
+    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "rows").exists()

@@ -365,3 +365,26 @@ def test_the_table_of_trials_has_metrics_of_ones_own(tmp_path: Path) -> None:
     for stage, split in (("tune", "validation"), ("test", "test")):
         values = trials[trials.stage == stage][f"{split}-brier-last"]
         assert ((values > 0) & (values < 2)).all()
+
+
+@pytest.mark.parametrize(
+    ("run", "line"),
+    [
+        ({"num-clients": 5000}, "^num-clients: expected at least one sample per client, got 1"),
+        ({"partition": "pathological", "classes-per-client": 11}, "^classes-per-client: expected"),
+        ({"max-examples": 1}, "^max-examples: expected at least"),
+    ],
+)
+def test_settings_that_do_not_fit_the_data_are_refused_before_the_first_trial(
+    run: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    """Also if the first trials could run."""
+    (key, value) = [*run.items()][-1]
+    plan = make(
+        {"algo": ["fedavg"], key: [2, value] if key != "max-examples" else [value]},
+        run={k: v for k, v in run.items() if k != key},
+    )
+    with pytest.raises(ValueError, match=line):
+        finish(plan, tmp_path)
+    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "rows").exists()
