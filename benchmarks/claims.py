@@ -557,6 +557,7 @@ def report(folder: Path, results: Path) -> None:
     runs = find(folder)
     results_of = {name: [*map(read, of_sweep)] for name, of_sweep in runs.items()}
     tested = [[test(c, results_of.get(c.sweep, [])) for c in group.claims] for group in GROUPS]
+    seeds = sorted({run.settings["seed"] for every in results_of.values() for run in every})
     lines_run = [line for lines in tested for line in lines if line.ours != UNRUN]
     chances = np.array([line.chance for line in lines_run])
     standing = chances[false_discovery_control(chances) < FALSE]
@@ -565,14 +566,14 @@ def report(folder: Path, results: Path) -> None:
         "# Tests of the papers' claims",
         "",
         "Each line is a claim, the paper's numbers, ours as mean ± standard deviation over the "
-        f"seeds {', '.join(map(str, SEEDS))}, and the difference between runs of the same seed, "
+        f"seeds {', '.join(map(str, seeds))}, and the difference between runs of the same seed, "
         "which have the same partition, first model, cohorts and batches. A claim holds if that "
         "difference is above 0 with 95% confidence by Student's t, does not hold if it is below 0, "
         "and is open otherwise. If nothing differed, one line of twenty would hold or not hold by "
         f"chance: the {len(standing)} verdicts in bold remain if no more than {FALSE:.0%} of them "
         "may be expected to be such (Benjamini and Hochberg, over all lines that were run; it "
         "assumes that lines are independent or positively dependent, while some share runs. "
-        f"Without that assumption, by Benjamini and Yekutieli, {careful} remain: three seeds give "
+        f"Without that assumption, by Benjamini and Yekutieli, {careful} remain: so few seeds give "
         f"no line that much confidence). A verdict in brackets is that with {WINDOW} evaluations "
         f"for {TUNED_WINDOW}, or {TUNED_WINDOW} for {WINDOW}, where it differs. The settings are "
         "not the papers': the verdicts are valid only for these runs, with a small model and, but "

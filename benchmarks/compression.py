@@ -97,6 +97,7 @@ def name_of(dataset: str, algo: str, compressor: str, seed: int) -> str:
 
 def train(options: argparse.Namespace) -> None:
     """The runs of a dataset, one seed after the other."""
+    completed(options)  # which checks those that are kept
     for seed, compressor, algo in product(options.seeds, COMPRESSORS, ALGOS):
         name = name_of(options.dataset, algo, compressor, seed)
         settings = COMMON | COMPRESSORS[compressor] | {"algo": algo, "seed": seed, "name": name}
@@ -132,13 +133,20 @@ def read(path: Path) -> Trained:
 Table = dict[tuple[str, str], list[Trained]]  # by method and compressor, of each seed
 
 
-def completed(folder: Path, dataset: str, seeds: list[int]) -> Table:
-    table: Table = {}
+def completed(options: argparse.Namespace) -> Table:
+    """Ends the script if a run has another number of rounds than ``options.rounds``."""
+    folder, dataset, seeds, table = options.folder, options.dataset, options.seeds, Table()
     for algo, compressor in product(ALGOS, COMPRESSORS):
         paths = [folder / name_of(dataset, algo, compressor, seed) for seed in seeds]
         complete = [p for p in paths if reader.is_run(p) and status(p) == COMPLETED]
         if complete:
             table[algo, compressor] = [read(path) for path in complete]
+    rounds = {trained.rounds for runs in table.values() for trained in runs}
+    if rounds - {options.rounds}:
+        sys.exit(
+            f"{folder}: expected runs of --rounds {options.rounds}, found runs of "
+            f"{', '.join(map(str, sorted(rounds)))}; name another folder, or their number"
+        )
     return table
 
 
@@ -434,7 +442,7 @@ def time_section(measurements: dict[str, Any]) -> Iterator[str]:
 def write(options: argparse.Namespace) -> None:
     """The page of a data set; that of Fashion-MNIST also has the exact optima and the times."""
     dataset = options.dataset
-    table, stem = completed(options.folder, dataset, options.seeds), PAGES[dataset]
+    table, stem = completed(options), PAGES[dataset]
     if not table:
         sys.exit(f"{options.folder}: expected completed runs on {dataset}, found none; train first")
     plot(dataset, table, RESULTS / f"{stem}.png")

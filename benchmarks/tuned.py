@@ -97,20 +97,27 @@ class Tested(NamedTuple):
 
 
 def read(runs: Sequence[reader.Run], plan: Plan) -> list[Tested]:
-    """The methods whose tests are completed, the best first."""
-    tests: dict[str, list[reader.Run]] = {}
-    tuning: dict[str, list[reader.Run]] = {}
-    for run in runs:
-        if run.summary["status"] == COMPLETED:
-            stage = tuning if run.settings["validation"] else tests
-            stage.setdefault(run.settings["algo"], []).append(run)
+    """The methods whose tests are completed, the best first.
+
+    Of two tested configurations, as a sweep that was extended has, the better one on validation.
+    """
+    completed = [run for run in runs if run.summary["status"] == COMPLETED]
     winners = []
     for name in plan.methods:
-        own = {run.settings["seed"]: run for run in tests.get(name, [])}
-        if {*own} >= {*plan.test_seeds} and len(own) == len(tests[name]):
-            winners.append(
-                _tested(plan, name, [own[seed] for seed in plan.test_seeds], tuning[name])
-            )
+        tests: dict[tuple[Any, ...], dict[int, list[reader.Run]]] = {}
+        own = [run for run in completed if run.settings["algo"] == name]
+        tuning = [run for run in own if run.settings["validation"]]
+        for run in own:
+            if not run.settings["validation"]:
+                point = tuple(run.settings[key] for key in plan.of(name))
+                tests.setdefault(point, {}).setdefault(run.settings["seed"], []).append(run)
+        every = [
+            _tested(plan, name, [run for seed in plan.test_seeds for run in seeds[seed]], tuning)
+            for seeds in tests.values()
+            if {*seeds} >= {*plan.test_seeds} and all(len(same) == 1 for same in seeds.values())
+        ]
+        if every:
+            winners.append(max(every, key=lambda each: each.validation))
     return sorted(winners, key=lambda each: -each.method.mean)
 
 

@@ -18,7 +18,7 @@ from fedaccord.cli.console import (
     stop,
     warn,
 )
-from fedaccord.cli.settings import read_place
+from fedaccord.cli.settings import read_place, unread_places
 
 FORMATS = (".png", ".pdf")
 
@@ -86,6 +86,7 @@ def measure(
     options = MeasureOptions(samples=samples, probes=probes, radius=radius)
     console, reference = make_console(), reference and reference.expanduser()
     by_run: dict[Path, list[Measure]] = {}
+    unread: dict[str, None] = {}  # lines, once each
     drawn: dict[str, Landscape] = {}
     with refusing(ValueError, OSError):
         runs, pairs = _parted(words)
@@ -95,7 +96,9 @@ def measure(
             is_drawn = landscape is not None and label not in drawn
             with console.status(f"measuring run {number} of {len(every)}: {run.path.name}"):
                 try:
-                    values, surface = _measured(run.path, place, options, reference, is_drawn)
+                    values, surface = _measured(
+                        run.path, place, options, reference, is_drawn, unread
+                    )
                 except ValueError as error:
                     if is_one:
                         raise
@@ -108,6 +111,8 @@ def measure(
                     _write(run.path / FILE, values)
                 except OSError as error:  # the table is printed nevertheless
                     warn(f"not written: {error}")
+        for line in unread:
+            warn(line)
         if not by_run:
             raise ValueError("no run is left to measure")
     if is_one:
@@ -178,12 +183,15 @@ def _measured(
     options: "MeasureOptions",
     reference: Path | None,
     is_drawn: bool,
+    unread: "dict[str, None]",
 ) -> "tuple[list[Measure], Landscape | None]":
+    """unread: gets a line for each setting in ``place`` without effect."""
     from fedaccord.experiments.analysis.measures import Saved, landscape
     from fedaccord.experiments.analysis.measures import measure as measures
     from fedaccord.task.multiplications import threads_of_task
 
     saved = Saved(path, place)
+    unread |= dict.fromkeys(unread_places(saved.config, place))
     with threads_of_task(saved.config.threads, saved.task, saved.config.strategy).in_use():
         values = [*measures(saved, options, reference)]
         return values, landscape(saved, options) if is_drawn else None

@@ -99,6 +99,12 @@ def read_place(pairs: Sequence[str]) -> dict[str, Any]:
     return values
 
 
+def unread_places(settings: "RunConfig", places: Mapping[str, Any]) -> list[str]:
+    """A line for each of `read_place`'s settings without effect in this configuration."""
+    lines = settings.unread(explicit=places)
+    return [line for line in lines if line.partition("=")[0] in places]
+
+
 def make_absolute(values: dict[str, Any]) -> None:
     """Replace the paths among run-config values by absolute ones, from the current folder."""
     from fedaccord import config

@@ -96,6 +96,11 @@ def _locate(name: str, data_dir: str, reading: ReadOptions) -> tuple[Source, Pat
             f"data-dir: expected the path of the data of dataset={name}, got none"
         )
     root = _absolute(data_dir) if data_dir else folder / "downloads"
+    if data_dir and reading.download and kind.origin == "download" and not root.parent.is_dir():
+        raise FileNotFoundError(
+            f"data-dir: expected a folder to download {name} to, got {root}, whose parent does not "
+            "exist; check the path, or make the folder"
+        )
     source = kind.find(root, reading)
     settings = {setting: getattr(reading, setting) for setting in kind.reads}
     return source, folder / f"{name}-{fingerprint(source.paths, settings)}.safetensors"

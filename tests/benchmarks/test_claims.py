@@ -47,6 +47,8 @@ def test_a_claim_is_tested_on_differences_between_runs_of_the_same_seed(tmp_path
     write_run(tmp_path, "relaxed", 3, 0.9, "failed", algo="fedavg")
     write_run(tmp_path, "tuned", 0, 0.9, algo="fedavg", validation=0.1)
     rows = page(tmp_path)
+    text = next(tmp_path.rglob("claims.md")).read_text()
+    assert "over the seeds 0, 1, 2, and" in text
     assert rows["relaxed initialisation with beta 0.1 gains on fedavg, Dirichlet 0.1"] == [
         *(
             "72.53 → 75.95",

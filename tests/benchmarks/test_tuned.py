@@ -64,6 +64,17 @@ def test_a_method_is_tested_with_its_tuned_values_and_compared_by_seed(tmp_path:
     assert (tmp_path / "tuned.png").stat().st_size > 10_000
 
 
+def test_tests_of_an_earlier_winner_do_not_hide_those_of_the_present_one(tmp_path: Path) -> None:
+    for which, validation, test in ((0, 0.7, 0.9), (1, 0.8, 0.6)):
+        write_run(tmp_path, "fedavg", which, 0, validation, validation=0.1)
+        for seed in range(3):
+            write_run(tmp_path, "fedavg", which, seed, test + seed / 100)
+    tuned.report(tuned.Recipe(PLAN, "tuned"), tmp_path, tmp_path, "tuned")
+    page = (tmp_path / "tuned.md").read_text()
+    assert "| 61.00 ± 1.00% |" in page
+    assert "Not tested yet: fedavg" not in page
+
+
 def test_runs_of_another_setting_are_refused(tmp_path: Path) -> None:
     write_run(tmp_path, "fedavg", 0, 0, 0.75, validation=0.1)
     for seed in range(3):

@@ -553,6 +553,15 @@ def test_image_size_is_only_for_image_folder(name: str) -> None:
         load(name, "", ReadOptions(image_size=16))
 
 
+def test_nothing_is_downloaded_below_a_folder_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchvision.datasets.CIFAR10.download", lambda _: pytest.fail("download"))
+    with pytest.raises(FileNotFoundError, match=r"^data-dir: expected a folder to download .* got"):
+        datasets.load("cifar10", str(tmp_path / "dta" / "cifar10"), ReadOptions(download=True))
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_failed_download_does_not_name_a_folder_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,7 +130,8 @@ def draw(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
     """``count`` distinct points, fewer if there are no more: a Latin hypercube.
 
     One value is drawn from each of ``count`` equal parts of a key's values, independently of the
-    other keys: methods get the same values of shared keys.
+    other keys: methods get the same values of shared keys, unless a point repeats, which lists and
+    integers alone can do: the next hypercube replaces it.
     """
     from scipy.stats import qmc  # which few commands need
 

@@ -235,8 +235,10 @@ def test_several_runs_are_rows_and_their_landscapes_are_on_one_scale(
     summary = runs / "stopped" / "summary.json"
     summary.write_text(summary.read_text().replace('"completed"', '"interrupted"'))
     picture = tmp_path / "l.png"
-    result = success(invoke("measure", runs, "--landscape", picture, *QUICK))
-    assert result.stderr.count("\n") == 2
+    words = (runs, "download=true", "--landscape", picture, *QUICK)
+    result = success(invoke("measure", *words))
+    assert result.stderr.count("\n") == 3
+    assert result.stderr.count("warning: download=true has no effect: nothing reads it") == 1
     assert f"left out: {path}: expected a completed run with model.safetensors" in result.stderr
     assert f"left out: {runs / 'stopped'}: expected a completed run with" in result.stderr
     each = [json.loads((runs / name / FILE).read_text()) for name in ("long", "other", "pd")]
