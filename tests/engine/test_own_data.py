@@ -311,7 +311,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ([3], {}, r"clients: client 0: expected .* a torch Dataset, or a function .* int"),
     ([CLIENTS[0][0]], {}, "clients: client 0: expected tensors .* got Tensor"),
     ([{"x": 1, "y": 2}], {}, "clients: client 0: expected tensors .* got dict"),
-    ("ab", {}, "clients: client 0: expected tensors .* got str"),
+    ("ab", {}, "clients: expected a list of the samples of each client, got str"),
     ([(torch.tensor(1.0), torch.tensor(1))], {}, "client 0: expected equally many inputs"),
     ([CLIENTS[0], (1, 2, 3)], {}, r"client 1: expected tensors \(x, y\), got a tuple of 3"),
     ([CLIENTS[0], lambda g: []], {}, "client 1: expected at least one sample, got none"),

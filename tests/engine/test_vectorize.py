@@ -485,12 +485,12 @@ def test_simulate_chooses_by_the_cohorts_that_it_is_given(monkeypatch: pytest.Mo
         return choose(how, task, strategy, clients)
 
     monkeypatch.setattr("fedaccord.engine.vectorize.choose", seen)
-    for participation in (COHORTS, EVERYONE, 0.4):
+    for participation, rounds in ((COHORTS, len(COHORTS)), (EVERYONE, len(EVERYONE)), (0.4, 3)):
         simulate(
             "fedavg",
             clients=clients(),
             model=module(),
-            rounds=3,
+            rounds=rounds,
             participation=participation,
             dtype=torch.float64,
             batch_size=2,
