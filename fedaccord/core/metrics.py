@@ -18,9 +18,7 @@ from fedaccord.core.vectors import sum_dtype
 
 NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")  # of a metric, in messages
 SHARE_UNIT = "0 to 1"  # a unit; people read it in percent
-MOST_SURPRISED = (
-    69.0  # nats a target: perplexity ends at 9e29, within the range of a client's metric
-)
+MOST_SURPRISED = 69.0  # nats a target: perplexity ends at 9e29, below `LARGEST_METRIC`
 
 
 @dataclass(frozen=True, kw_only=True)
