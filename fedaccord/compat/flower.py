@@ -332,6 +332,15 @@ class Pauses:
             self._clock.sleep(min(max(_SHORTEST, _SHARE * (now - self._busy)), seconds))
 
 
+# --- the nodes of a grid --------------------------------------------------------------------------
+
+
+def connections(grid: Grid) -> dict[int, str]:
+    """The online nodes, and since when: a SuperLink records a new time when a SuperNode starts, and
+    when it sends a heartbeat after a minute without one. In a simulation it is constant."""
+    return {node.node_id: node.last_activated_at for node in grid.get_nodes()}
+
+
 # --- a SuperLink's HTTP interface -----------------------------------------------------------------
 
 HEALTH = "/health"  # answers without a key: `doctor` reads the server's clock from its Date

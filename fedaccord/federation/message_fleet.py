@@ -50,6 +50,7 @@ log = logging.getLogger("flwr")
 TRAIN, EVALUATE = MessageType.TRAIN, MessageType.EVALUATE
 UNREAD_SECONDS = 30.0  # that a message outlives its timeout
 REPLACED = "another node took the place of its node"
+RECONNECTED = "its node reconnected without the reply"
 MORE = '"num-supernodes=20 client-resources-num-cpus=1"'
 T = TypeVar("T")
 
@@ -60,6 +61,8 @@ class _SentRequest(NamedTuple):
     message: Message
     message_id: str | None  # None: Flower could not send the message
     instruction: TrainInstruction
+    node: int
+    since: str  # when its node connected, as in `Roster.online`
     deadline: float  # by `time.monotonic`
     size: int  # approximate bytes of its reply
 
@@ -165,7 +168,16 @@ class MessageFleet:
         for request, message_id in zip(requests, message_ids, strict=True):
             instruction = request.instruction
             message = messages[instruction.client]
-            sent = _SentRequest(message, message_id, instruction, deadline, request.nbytes)
+            node = message.metadata.dst_node_id
+            sent = _SentRequest(
+                message,
+                message_id,
+                instruction,
+                node=node,
+                since=self.roster.online[node],
+                deadline=deadline,
+                size=request.nbytes,
+            )
             self._at_work[instruction.client] = sent
             self._ended.pop(instruction.client, None)
 
@@ -192,7 +204,7 @@ class MessageFleet:
         Large replies beyond the ``wanted`` ones stay in the SuperLink's store.
         """
         self.available()
-        clients = {it.message_id: i for i, it in self._at_work.items() if it.message_id}
+        clients = self._due()
         size = max((it.size for it in self._at_work.values()), default=0)
         now = time.monotonic()  # replies that arrived until now are read before a request is late
         for part in parts([*clients], size):
@@ -207,11 +219,30 @@ class MessageFleet:
                 del self._at_work[i]
                 self._ended[i] = read_training(reply, sent.instruction)
         for i, sent in [*self._at_work.items()]:
-            node = sent.message.metadata.dst_node_id
-            is_replaced = self.roster.nodes.get(i, node) != node
-            if is_replaced or sent.message_id is None or now >= sent.deadline:
+            if why := self._why_lost(i, sent, now):
                 del self._at_work[i]
-                self._ended[i] = REPLACED if is_replaced else LATE
+                self._ended[i] = why
+
+    def _due(self) -> dict[str, int]:
+        """The messages whose replies to ask for now, and their clients.
+
+        As in `Polls.due`, an offline node is left alone, if a client that is online is at work and
+        no idle one could take the place.
+        """
+        clients = {it.message_id: i for i, it in self._at_work.items() if it.message_id}
+        online = {m: i for m, i in clients.items() if self._at_work[i].node in self.roster.online}
+        idle = self.roster.nodes.keys() - self._at_work.keys() - self._ended.keys()
+        return online if online and not idle else clients
+
+    def _why_lost(self, client: int, sent: _SentRequest, now: float) -> str:
+        """Why no reply is awaited any longer; empty: it is. A node replies in order: one that has
+        reconnected and then answered the handshake has lost the request before it."""
+        node = self.roster.nodes.get(client)
+        if node not in (None, sent.node):
+            return REPLACED
+        if node is not None and self.roster.online[node] != sent.since:
+            return RECONNECTED
+        return LATE if sent.message_id is None or now >= sent.deadline else ""
 
     def _training(self, requests: Sequence[TrainRequest], timeout: float) -> dict[int, Message]:
         """The message of each request, by client."""
@@ -274,24 +305,25 @@ class MessageFleet:
         """The first reply of each client to its message, in order of arrival; a simulation's late
         ones are recorded. size: bytes of a reply."""
         message_ids = self._polls.push([*messages.values()], timeout)
-        return self._first_replies(messages, self._receive(message_ids, timeout, size))
+        nodes = [message.metadata.dst_node_id for message in messages.values()]
+        sent = {i: node for i, node in zip(message_ids, nodes, strict=True) if i}
+        return self._first_replies(messages, self._receive(sent, timeout, size))
 
-    def _receive(
-        self, message_ids: Iterable[str | None], timeout: float, size: int = 0
-    ) -> Iterator[Message]:
+    def _receive(self, sent: Mapping[str, int], timeout: float, size: int = 0) -> Iterator[Message]:
         """Poll for the replies until all have arrived or ``timeout`` seconds are over.
 
         `Grid.send_and_receive` of a deployment sleeps three seconds between two polls.
-        message_ids: None: Flower could not send the message.
+        sent: the node of each message.
         """
-        waiting, began = [i for i in message_ids if i], time.monotonic()
+        waiting, began, first = dict(sent), time.monotonic(), self._polls.connections()
         while waiting:
-            is_last, answered = time.monotonic() - began >= timeout, set[str]()
-            for part in parts(waiting, size):
+            due, is_last = self._polls.due(waiting, first)
+            if time.monotonic() - began >= timeout:
+                due, is_last = [*waiting], True
+            for part in parts(due, size):
                 for reply in self._polls.pull(part):
-                    answered.add(reply.metadata.reply_to_message_id)
+                    waiting.pop(reply.metadata.reply_to_message_id, None)
                     yield reply
-            waiting = [i for i in waiting if i not in answered]
             if not waiting or is_last:
                 break
             waited = time.monotonic() - began

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar, cast
 
 from flwr.app import Message
@@ -57,6 +57,29 @@ class Polls:
             if reply is _END:
                 return
             yield cast(Message, reply)
+
+    def connections(self) -> Mapping[int, str] | None:
+        """As in `compat`; None: unknown, and in a simulation, whose nodes are always online."""
+        return None if self._simulated else self.attempt(lambda: flower.connections(self._grid))
+
+    def due(
+        self, awaited: Mapping[str, int], first: Mapping[int, str] | None
+    ) -> tuple[Sequence[str], bool]:
+        """The messages whose replies to ask for now, and whether this is the last time.
+
+        A SuperLink gives a message up if its reply is asked for while its node is offline. Asked
+        for later, it has the reply of a node that was away. That counts as long as a node that has
+        stayed online is awaited, but no longer: a node may also have restarted without the message.
+
+        awaited: message -> node; first: the connections when the messages were sent.
+        """
+        if first is None:
+            return [*awaited], False
+        if (now := self.connections()) is None:
+            return [], False
+        if any(node in now and now[node] == first.get(node) for node in awaited.values()):
+            return [i for i, node in awaited.items() if node in now], False
+        return [*awaited], True
 
     def attempt(self, request: Callable[[], T]) -> T | None:
         """The result; None if the SuperLink fails, which is logged once until it recovers."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from fedaccord.compat import uploads
+from fedaccord.compat import flower, uploads
 from fedaccord.core.options import listed
 from fedaccord.core.request import ModelLayout
 from fedaccord.federation.errors import FederationError, clean, last_line
@@ -51,10 +51,10 @@ class Roster:
 
     A node receives a handshake when it connects, again after ``ask_again`` seconds without a reply,
     then after twice as many and so on (infinite in a simulation, which loses none), and when it
-    reconnects, with the same node id (a registered key) or another. A node whose reply does not
-    match is refused with one line; it may reconnect with another. The number of clients is that
-    of most nodes before round 1, and then fixed. Nodes with data and no partition-id get one from
-    `PartitionIds`.
+    reconnects, however soon, with the same node id (a registered key) or another. A node whose
+    reply does not match is refused with one line; it may reconnect with another. The number of
+    clients is that of most nodes before round 1, and then fixed. Nodes with data and no
+    partition-id get one from `PartitionIds`.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Roster:
         self.layout: ModelLayout | None = None  # of every node's model; None: the first node's
         self.card = card  # how the model is built; None: from the first node that reports it
         self.nodes: dict[int, int] = {}  # client -> node id, of the connected clients
+        self.online: dict[int, str] = {}  # node id -> since when, also of nodes without a client
         self.num_clients = 0  # C; 0 until a node has replied
         self.refused: dict[int, str] = {}  # node id -> why, of the nodes that are online
         self._claims: dict[int, Claim] = {}  # by node id, of the nodes that are online
@@ -80,9 +81,9 @@ class Roster:
 
     def update(self, grid: Grid) -> None:
         """Remove nodes that left, read replies, send handshakes; does not wait for replies."""
-        online = set(grid.get_node_ids())
-        self._forget(online)
-        self._ask(grid, online)
+        before, self.online = self.online, flower.connections(grid)
+        self._forget({n for n, since in self.online.items() if before.get(n, since) == since})
+        self._ask(grid, {*self.online})
         self._seat_all(newcomers=self._read_replies(grid))
 
     def wait_for_all(
@@ -140,13 +141,15 @@ class Roster:
                 notice += NOTICE
             time.sleep(PAUSE)
 
-    def _forget(self, online: set[int]) -> None:
+    def _forget(self, connected: set[int]) -> None:
+        """connected: the nodes that have been online since the last update, and new ones."""
         for i, node in list(self.nodes.items()):
-            if node not in online:
-                log.warning("client %d is offline", i)
+            if node not in connected:
+                what = "reconnected" if node in self.online else "is offline"
+                log.warning("client %d %s", i, what)
                 del self.nodes[i]
         for table in (self._claims, self._pending, self.refused):
-            for node in table.keys() - online:
+            for node in table.keys() - connected:
                 del table[node]
 
     def _ask(self, grid: Grid, online: set[int]) -> None:

@@ -182,8 +182,50 @@ def test_a_round_ends_at_its_timeout_with_the_replies_that_are_complete(
     assert [*link.upload(fast, VALUES[1])]
     ids = [slow.metadata.message_id, fast.metadata.message_id]
     start = time.monotonic()
-    assert replies(MessageFleet(grid)._receive(ids, 1.0)).keys() == {ids[1]}
+    sent_to = dict(zip(ids, link.nodes, strict=True))
+    assert replies(MessageFleet(grid)._receive(sent_to, 1.0)).keys() == {ids[1]}
     assert 1 <= time.monotonic() - start < 5
+
+
+def test_the_reply_of_a_node_that_was_offline_for_a_while_counts(
+    link: SuperLink, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A SuperLink would give its message up if its reply were asked for in that time."""
+    away, other = sent(link, grid)
+    ids = [away.metadata.message_id, other.metadata.message_id]
+    events = iter(
+        [
+            lambda: link.state.deactivate_node(link.nodes[0]),
+            lambda: link.state.acknowledge_node_heartbeat(link.nodes[0], 1000.0),
+            lambda: [*link.upload(away, VALUES[0])],
+            lambda: [*link.upload(other, VALUES[1])],
+        ]
+    )
+    fleet = MessageFleet(grid)
+    monkeypatch.setattr(fleet._polls, "pause", lambda waited: next(events)() and 0.0)
+    received = replies(fleet._receive(dict(zip(ids, link.nodes, strict=True)), 60.0))
+    assert received.keys() == {*ids}
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_node_that_was_offline_is_not_awaited_after_the_others(
+    link: SuperLink, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch, returns: bool
+) -> None:
+    """It is dead, or it may have restarted without the message: a round does not wait for it."""
+    away, other = sent(link, grid)
+    ids = [away.metadata.message_id, other.metadata.message_id]
+    link.state.deactivate_node(link.nodes[0])
+    link.state.acknowledge_node_heartbeat(link.nodes[1], 1000.0)  # as often: it stays online
+    fleet, waits = MessageFleet(grid), count()
+    monkeypatch.setattr(fleet._polls, "pause", lambda waited: next(waits) * 0.0)
+    receiving = fleet._receive(dict(zip(ids, link.nodes, strict=True)), 5.0)
+    assert [*link.upload(other, VALUES[1])]
+    first = next(receiving)
+    assert first.metadata.reply_to_message_id == ids[1]
+    if returns:
+        link.state.acknowledge_node_heartbeat(link.nodes[0], 1000.0)
+    assert [reply.has_error() for reply in receiving] == [True] * (not returns)
+    assert next(waits) < 2
 
 
 def test_flowers_own_waits_are_as_before_afterwards(link: SuperLink, grid: HttpGrid) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 
 from fedaccord.wire.handshake import answer_handshake
 from fedaccord.wire.instruction import is_handshake
@@ -48,8 +49,10 @@ class Net(InProcessGrid):
         self.late: set[int] = set()  # nodes whose answers have not come yet
         self.hellos: list[int] = []  # nodes that were asked who they are, in order
         self._node_of: dict[str, int] = {}  # message id -> node
+        self._starts: dict[int, int] = {}  # of each node
 
     def join(self, node: int, client: Any = None, num_clients: Any = None) -> None:
+        self._starts[node] = self._starts.get(node, 0) + 1
         config = {"partition-id": client, "num-partitions": num_clients}
         self.contexts[node] = Context(
             run_id=1,
@@ -61,6 +64,12 @@ class Net(InProcessGrid):
 
     def leave(self, node: int) -> None:
         del self.contexts[node]
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [
+            NodeInfo(node_id=node, last_activated_at=str(self._starts.get(node)))
+            for node in self.get_node_ids()
+        ]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)

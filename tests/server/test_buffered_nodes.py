@@ -19,7 +19,7 @@ from fedaccord.engine import quiet
 from fedaccord.federation import checkpoint
 from fedaccord.federation.device_profiles import write
 from fedaccord.federation.fleet import LATE
-from fedaccord.federation.message_fleet import REPLACED
+from fedaccord.federation.message_fleet import RECONNECTED, REPLACED
 from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
 from fedaccord.federation.session import Book
@@ -223,6 +223,59 @@ def test_another_node_of_a_client_ends_its_visit(clock: Clock) -> None:
     assert rows == [(0, REPLACED)]
     assert clock.now < TIMEOUT
     assert [round.metrics["replies"] for round in reports[1:]] == [C - 1, C, C]
+
+
+@pytest.mark.parametrize(("slots", "status"), [(C, "ok"), (C - 1, RECONNECTED)])
+def test_a_visit_survives_a_connection_that_is_lost_for_a_while(
+    slots: int, status: str, clock: Clock
+) -> None:
+    """Unless an idle client can take its place: then its reply is asked for, and is lost."""
+
+    class Dropping(Nodes):
+        """As a SuperLink, which drops the message of an offline node whose reply is asked for."""
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            ids = [*message_ids]
+            gone = {i for i in ids if self._node_of[i] not in self.contexts}
+            self.pending = [each for each in self.pending if each[0] not in gone]
+            return super().pull_messages(ids)
+
+    net = Dropping([1])
+    lost = net.contexts[10]
+
+    def back() -> None:
+        net.contexts[10] = lost
+        net._starts[10] += 1
+        net.late.add(10)  # it answers the handshake after the visit
+
+    def upload() -> None:
+        net.order += [0, 3, 4, 5, 2]
+        clock.at(clock.now + 1, net.late.clear)
+
+    clock.at(0.0, lambda: net.leave(10))
+    clock.at(5.0, back)
+    clock.at(9.0, upload)
+    method = method_of("scaffold", concurrency=slots, buffer_size=slots)
+    (_, report) = played(net, method, 1)
+    assert {row["client"]: row["status"] for row in report.clients}[0] == status
+
+
+def test_a_restarted_node_ends_its_visit(clock: Clock) -> None:
+    """With the same node id: it has lost the message, and answers the handshake alone."""
+    net = Nodes(range(1, C), ["lost"])
+
+    def restart() -> None:
+        state = net.contexts[10].state
+        net.leave(10)
+        net.join(10, 0, C)
+        net.contexts[10].state = state
+
+    clock.at(1.0, restart)
+    method = method_of("scaffold", concurrency=C, buffer_size=C)
+    reports = played(net, method, 1)
+    rows = [(row["client"], row["status"]) for row in reports[1].clients if row["status"] != "ok"]
+    assert rows == [(0, RECONNECTED)]
+    assert clock.now < TIMEOUT
 
 
 def test_a_new_visit_drops_the_reply_to_the_one_before() -> None:

@@ -350,6 +350,35 @@ def test_a_node_that_was_away_is_met_again_under_its_id(
     assert roster.nodes == {0: 10, 1: 11, 2: 12}
 
 
+def test_a_restart_between_two_updates_is_noticed(
+    roster: Roster, net: Net, warnings: list[str]
+) -> None:
+    """With a registered key the node has the same id; its client may be another."""
+    ready(roster, net)
+    net.leave(11)
+    net.join(11, 1, 3)
+    net.late.add(11)
+    roster.update(net)
+    assert roster.nodes == {0: 10, 2: 12}
+    assert warnings == ["client 1 reconnected"]
+    net.late.clear()
+    roster.update(net)
+    assert roster.nodes == {0: 10, 1: 11, 2: 12}
+    assert net.hellos == [10, 11, 12, 11]
+
+
+def test_a_refused_node_that_restarted_is_asked_again(roster: Roster, net: Net) -> None:
+    net.join(11, 1, 2)
+    net.join(12, "one", 2)
+    roster.update(net)
+    assert "partition-id" in roster.refused[12]
+    net.leave(12)
+    net.join(12, 0, 2)
+    roster.update(net)
+    assert roster.nodes == {0: 12, 1: 11}
+    assert not roster.refused
+
+
 def test_a_node_that_was_away_while_it_was_asked_is_asked_anew(roster: Roster, net: Net) -> None:
     ready(roster, net)
     net.join(20, 1, 3)
