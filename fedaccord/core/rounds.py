@@ -365,9 +365,10 @@ def server_round(
     return ServerRound(state, ups, cohort, step.metrics)
 
 
-def failed_round(s: RoundState) -> RoundState:
-    """The state after a round that does not count: the model stays, the noise was drawn."""
-    spent = None if s.privacy is None else s.privacy.spent()
+def failed_round(s: RoundState, has_cohort: bool = True) -> RoundState:
+    """The state after a round that does not count: the model stays, and if there was a cohort, the
+    noise was drawn."""
+    spent = s.privacy.spent() if s.privacy and has_cohort else s.privacy
     return s._replace(t=s.t + 1, failed=s.failed + 1, privacy=spent)
 
 

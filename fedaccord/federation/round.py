@@ -71,12 +71,12 @@ def finish(
     failure: why the round has no requests and does not count; empty: it may.
     """
     method, number = session.method, s.t + 1
-    outcomes = check_all(session, s, requests, replies)
+    outcomes, has_cohort = check_all(session, s, requests, replies), not failure
     trial, failure = (None, failure) if failure else _settle(session, s, outcomes)
     good = sum(isinstance(outcome, Accepted) for outcome in outcomes.values())
     effect = "the model does not change"
     if trial is None or failure:
-        after, w_bar = rounds.failed_round(s), method.topology.average(s.w)
+        after, w_bar = rounds.failed_round(s, has_cohort), method.topology.average(s.w)
         row = metrics.counts(len(outcomes), good, counted=False)
     else:
         after, w_bar = trial.round.state, trial.w_bar

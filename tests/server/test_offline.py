@@ -145,7 +145,7 @@ def test_a_visit_in_progress_counts_as_a_connected_device(devices: Net, clock: C
 
 
 @pytest.mark.parametrize("back", [True, False])
-def test_noise_is_drawn_only_for_a_round_with_a_connected_device(
+def test_noise_is_drawn_and_counted_only_for_a_round_with_a_connected_device(
     back: bool, devices: Net, clock: Clock
 ) -> None:
     run = run_of(devices, sampling="bernoulli", plugins=[DP(noise_multiplier=1.0)])
@@ -157,6 +157,8 @@ def test_noise_is_drawn_only_for_a_round_with_a_connected_device(
     assert (clock.now - began) // 10 * 10 == (30 if back else WAIT)
     assert (round.metrics["replies"], run.state.failed) == ((1, 0) if back else (0, 1))
     assert torch.equal(run.state.w, before) != back
+    assert run.state.privacy
+    assert run.state.privacy.releases == back
 
 
 def test_an_interrupt_ends_the_wait(
