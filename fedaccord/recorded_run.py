@@ -82,7 +82,8 @@ def run(
         log.info("run directory: %s", directory.path)
         fleet = fleet_for(log_book)
         if task is None:
-            reported = fleet.card(method.wait_timeout, method.model_settings)
+            least = 1 if log_book.after else 0  # `Run.begin` waits for those that a round needs
+            reported = fleet.card(method.wait_timeout, method.model_settings, least)
             task = task_of_card(config.task, reported)
             if log_book.best:  # the usual metric depends on the clients' targets
                 log_book.best.check(config, task.metrics)

@@ -103,7 +103,7 @@ class StoreFleet(InProcessFleet):
     def connect(self, seconds: float, *model: Any) -> None:
         pass
 
-    def card(self, seconds: float, settings: ModelSettings) -> Mapping[str, Any]:
+    def card(self, seconds: float, settings: ModelSettings, least: int = 0) -> Mapping[str, Any]:
         return self.task.card
 
     def available(self) -> Sequence[int]:

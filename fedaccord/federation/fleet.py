@@ -56,7 +56,7 @@ class Fleet(Protocol):
         Raises FederationError if one does not connect; with ``least`` if fewer do.
         """
 
-    def card(self, seconds: float, settings: ModelSettings) -> Mapping[str, Any]:
+    def card(self, seconds: float, settings: ModelSettings, least: int = 0) -> Mapping[str, Any]:
         """How to build the clients' model, its inputs and classes, as `Task.card`.
 
         Raises FederationError as `connect`, and if no client reports it.

@@ -121,9 +121,9 @@ class MessageFleet:
         if self._is_simulated and self.num_clients == flower.DEFAULT_SUPERNODES:
             log.info("for more simulated clients: flwr run . --federation-config %s", MORE)
 
-    def card(self, seconds: float, settings: ModelSettings) -> Mapping[str, Any]:
+    def card(self, seconds: float, settings: ModelSettings, least: int = 0) -> Mapping[str, Any]:
         """As `Fleet.card`, from the first node's report."""
-        self.connect(seconds, settings)
+        self.connect(seconds, settings, least=least)
         if self.roster.card is None:
             raise FederationError(
                 "evaluation=clients: expected clients that report the shape of a sample and the "

@@ -34,12 +34,12 @@ def site(file: Path, features: int = 3, classes: int = 2, samples: int = 10) -> 
     return file
 
 
-def federate(folder: Path, files: list[Path], **settings: Any) -> Path:
+def federate(folder: Path, files: list[Path], online: int | None = None, **settings: Any) -> Path:
     """A run over nodes that name their data, by the ServerApp's own main; its directory."""
     run = SETTINGS | {"out-dir": str(folder), "num-clients": len(files)} | settings
     config = RunConfig.make(run)
     with InProcessGrid(client_app.app, 0) as grid, quiet():
-        for i, file in enumerate(files):
+        for i, file in enumerate(files[:online]):
             node = {"data-path": str(file), "partition-id": i, "num-partitions": len(files)}
             grid.contexts[20 + i] = Context(1, 20 + i, node, RecordDict(), config.flat)
         server_app.main(grid, Context(1, 0, {}, RecordDict(), config.flat))
@@ -68,6 +68,13 @@ def test_the_model_and_the_numbers_are_those_of_a_server_with_data(
     assert load(bare)(torch.zeros(5, 3)).shape == (5, 2)  # from Python, without any data
     federate(tmp_path, files, name="without", **{"num-server-rounds": 3, "resume": True})
     assert json.loads((bare / "summary.json").read_text())["rounds"] == 3
+
+
+def test_a_run_resumes_without_a_site_that_is_gone(tmp_path: Path, files: list[Path]) -> None:
+    path = federate(tmp_path, files, name="short")
+    more = {"num-server-rounds": 3, "resume": True, "wait-timeout": 0.2}
+    federate(tmp_path, files, name="short", online=2, **more)
+    assert json.loads((path / "summary.json").read_text())["rounds"] == 3
 
 
 def test_a_site_with_another_number_of_features_is_left_out(
