@@ -93,7 +93,7 @@ def _check_own_port(folder: Path, facts: Facts) -> Check:
 
 def _check_device(folder: Path, facts: Facts) -> Iterator[Check]:
     yield _check_node_config(folder / folders.NODE_CONFIG)
-    yield _check_writable("state-dir", folder / "state")
+    yield _check_states(folder)
     try:
         days = certificates.days_left(certificates.read_certificate(folder / folders.AUTHORITY))
     except (OSError, ValueError) as error:
@@ -125,6 +125,18 @@ def _check_node_config(file: Path) -> Check:
         return ok("data", pair[2])
     advice = f"expected this device's data, found no {pair[2]}; edit {file}"
     return fail("data", f"{pair[1]}: {advice}")
+
+
+def _check_states(folder: Path) -> Check:
+    try:
+        text = (folder / folders.NODE_CONFIG).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        text = ""  # reported by `_check_node_config`
+    own = re.search(r'(?:^|\s)state-dir="([^"]*)"', text)
+    states = Path(own[1]) if own else folder / "state"
+    if not states.is_absolute():
+        return fail("state-dir", f"expected an absolute path, got {own and own[1]!r}")
+    return _check_writable("state-dir", states)
 
 
 def _check_connection(folder: Path, facts: Facts) -> list[Check]:
