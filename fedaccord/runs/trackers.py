@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from fedaccord.config import TRACKERS
 from fedaccord.process.extras import install
@@ -107,10 +108,14 @@ def _wandb(run: Path, settings: Mapping[str, Any], after: int) -> Tracker:
     import wandb
 
     mode: Any = os.environ.get("WANDB_MODE", "offline")
+    file = run / "wandb" / "fedaccord-id"
+    if not after or not file.exists():  # a new run, perhaps in the folder of an earlier one
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(uuid4().hex[:16], encoding="utf-8")
     begun = wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         name=run.name,
-        id=_id(run),
+        id=file.read_text(encoding="utf-8"),
         dir=run,
         config=dict(settings),
         resume="allow",

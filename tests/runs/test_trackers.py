@@ -1,8 +1,11 @@
 """Trackers, with the real packages and without a network: what a run writes to them."""
 
 import logging
+import shutil
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -68,6 +71,22 @@ def test_wandb_writes_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert time.monotonic() < end
         time.sleep(0.05)
     assert b"num-server-rounds" in file.read_bytes()
+
+
+def test_a_new_wandb_run_continues_none_of_the_same_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[dict[str, Any]] = []
+    package = SimpleNamespace(init=lambda **words: started.append(words), Settings=lambda **_: None)
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    for after in (0, 2):
+        trackers._wandb(tmp_path, {}, after)
+    shutil.rmtree(tmp_path / "wandb")
+    for after in (0, 3, 4):
+        trackers._wandb(tmp_path, {}, after)
+    first, resumed, second, *others = (words["id"] for words in started)
+    assert first == resumed != second
+    assert others == [second] * 2
 
 
 def test_a_package_that_is_missing_is_one_line_before_anything_is_written(
