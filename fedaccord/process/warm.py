@@ -83,6 +83,11 @@ def _write_caller(folder: Path, name: str) -> None:
     path = folder / name
     path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
     path.chmod(stat.S_IRWXU)
+    if not os.access(path, os.X_OK):
+        raise PermissionError(
+            "expected a folder whose programs can be started, got "
+            f"{folder.parent}, which is mounted noexec: set TMPDIR to another one"
+        )
 
 
 def _serve(

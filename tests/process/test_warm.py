@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fedaccord.compat import flower
+from fedaccord.process import warm as process_warm
 
 # the command executes its first word; the one that PATH has says so
 DRIVER = """
@@ -213,3 +214,18 @@ def test_pauses_of_a_supernode_grow_while_it_is_idle() -> None:
     clock.now += 100
     pauses.sleep(3)
     assert clock.sleeps == pytest.approx([0.1, 0.1, 0.05, 0.41, 3.0])
+
+
+def test_a_folder_whose_programs_cannot_be_started_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the commands themselves are started for each message, without a word."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("os.access", lambda path, mode: tmp_path not in Path(path).parents)
+    line = f"got {tmp_path}, which is mounted noexec: set TMPDIR"
+    with (
+        pytest.raises(PermissionError, match=line),
+        process_warm.warm({"sh": lambda: None}, forget="none"),
+    ):
+        pass
+    assert not [*tmp_path.iterdir()]
