@@ -68,6 +68,7 @@ def device(
 
         commands = flower.node_commands()
     os.environ.setdefault(flower.TASK_POLL_VARIABLE, flower.TASK_POLL)
+    flower.send_small_parts()
     with ExitStack() as stack:
         if short_pauses:
             stack.enter_context(flower.part_pauses())  # also of the warm process

@@ -200,6 +200,10 @@ def is_transient(error: Exception) -> bool:
 
 # seconds between two polls of a SuperNode's SuperExec for a message to handle; Flower's default: 1
 TASK_POLL_VARIABLE, TASK_POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.2"
+# bytes of a part of a message; Flower's: 5 MiB. A part is sent again from its start if the
+# connection is lost or the response takes 30 s; a SuperLink gives a reply up after 180 s without a
+# part, and a node learns only after a part that its run has ended
+PART_VARIABLE, PART = "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 2**20
 _IDLE, _SHORTEST, _SHARE = 3.0, 0.1, 0.2  # Flower's pause between two polls of an idle SuperNode
 
 
@@ -216,6 +220,16 @@ def node_commands() -> dict[str, Callable[[], object]]:
         flwr_clientapp()
 
     return {"flower-superexec": flower_superexec, "flwr-clientapp": client_app}
+
+
+def send_small_parts() -> None:
+    """Let this process and those that it starts send parts of `PART` bytes, unless the environment
+    sets another size."""
+    from flwr.app.message import array
+
+    if PART_VARIABLE not in os.environ:  # Flower has read it
+        os.environ[PART_VARIABLE] = str(PART)
+        cast(Any, array).FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE = PART
 
 
 def run_supernode(words: Sequence[str], short_pauses: bool) -> None:

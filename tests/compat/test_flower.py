@@ -66,6 +66,21 @@ def test_flower_sends_ours_as_one_of_its_own(kind: type[flower.TensorArray]) -> 
     assert record["w"] is ours
 
 
+@pytest.mark.parametrize("own", [None, "200000"])
+def test_a_device_sends_small_parts(own: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless its environment sets their size, which Flower then read when it was imported."""
+    from flwr.app.message import array
+
+    name = "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE"
+    monkeypatch.setattr(array, name, int(own or 5 * 2**20))
+    monkeypatch.setenv(name, own or "")
+    if own is None:
+        monkeypatch.delenv(name)
+    flower.send_small_parts()
+    values = Array(np.random.default_rng(0).normal(size=5 * 10**5))  # 4 MB
+    assert len(values.slice_array()) == (21 if own else 4)
+
+
 # --- the simulation -------------------------------------------------------------------------------
 
 
