@@ -316,9 +316,11 @@ def await_contexts() -> None:
             being_stored.discard(task.task_id)
 
     def push_messages(state: Any, **others: Any) -> None:
+        # the message's own: another stays pending if its run ended while its message was received
+        own = state.get_tasks(order_by="pending_at", ascending=False, limit=1)
         send(state=state, **others)
-        end = time.monotonic() + CONTEXT_SECONDS
-        while being_stored or state.get_tasks(statuses=_UNFINISHED):
+        end, ids = time.monotonic() + CONTEXT_SECONDS, [task.task_id for task in own]
+        while being_stored or state.get_tasks(task_ids=ids, statuses=_UNFINISHED):
             if time.monotonic() > end:
                 return
             time.sleep(0.02)
