@@ -44,8 +44,8 @@ class FaultyFleet(InProcessFleet):
     def connect(self, seconds: float, *model: Any) -> None:
         self.fleet.connect(seconds, *model)
 
-    def card(self, seconds: float, settings: ModelSettings) -> Mapping[str, Any]:
-        return self.fleet.card(seconds, settings)
+    def card(self, seconds: float, settings: ModelSettings, least: int = 0) -> Mapping[str, Any]:
+        return self.fleet.card(seconds, settings, least)
 
     def available(self) -> Sequence[int]:
         return self.fleet.available()
