@@ -85,7 +85,7 @@ def test_a_run_with_workers_in_another_thread_is_refused_and_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[str] = []
-    for name in ("share_tensors", "begin", "_check_room"):
+    for name in ("share_tensors", "begin", "check_room"):
         monkeypatch.setattr(cluster, name, lambda *_, name=name: calls.append(name))
     monkeypatch.setattr(ray.util, "deregister_serializer", lambda _: calls.append("deregister"))
     monkeypatch.setattr(ray, "shutdown", lambda: calls.append("shutdown"))
@@ -95,12 +95,12 @@ def test_a_run_with_workers_in_another_thread_is_refused_and_changes_nothing(
         with cluster.ray_for(1, "local", 1, 0.0):
             return os.environ.get("RAY_IGNORE_UNHANDLED_ERRORS")
 
-    whole = ["begin", "_check_room", "share_tensors", "deregister", "shutdown"]
+    whole = ["begin", "check_room", "check_room", "share_tensors", "deregister", "shutdown"]
     with ThreadPoolExecutor(1) as pool:
         with cluster.ray_for(1, "local", 1, 0.0):
             with pytest.raises(ValueError, match=r"^workers: expected one run .* for each run$"):
                 pool.submit(use).result()
-            assert calls == whole[:3]
+            assert calls == whole[:4]
             assert os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] == "1"
         assert "RAY_IGNORE_UNHANDLED_ERRORS" not in os.environ
         assert pool.submit(use).result() == "1"
