@@ -132,10 +132,10 @@ def _check_states(folder: Path) -> Check:
         text = (folder / folders.NODE_CONFIG).read_text(encoding="utf-8")
     except (OSError, ValueError):
         text = ""  # reported by `_check_node_config`
-    own = re.search(r'(?:^|\s)state-dir="([^"]*)"', text)
-    states = Path(own[1]) if own else folder / "state"
+    own = re.search(r"""(?:^|\s)state-dir=(["'])(.*?)\1""", text)
+    states = Path(own[2]) if own else folder / "state"
     if not states.is_absolute():
-        return fail("state-dir", f"expected an absolute path, got {own and own[1]!r}")
+        return fail("state-dir", f"expected an absolute path, got {own and own[2]!r}")
     return _check_writable("state-dir", states)
 
 

@@ -37,7 +37,7 @@ def clip_(g: Vector, bound: float) -> Vector:
     if not bound:
         return g
     length = norm(g)
-    scale = (bound / length).add_(length, alpha=0).clamp_(max=1.0)  # bound / inf would be 0
+    scale = (bound / length).add_(length - length).clamp_(max=1.0)  # bound / inf would be 0
     if g.is_cpu and float(scale.min()) == 1.0:  # saves a pass over g; on a GPU it would synchronise
         return g
     return g.mul_(scale)

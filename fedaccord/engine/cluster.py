@@ -56,7 +56,8 @@ def environment() -> Iterator[None]:
 
 def _share() -> float:
     """How full the disk of Ray's folder may be; of a small one, as full as Ray would fill it."""
-    return max(0.95, 1 - LEFT / shutil.disk_usage(nearest(ray_cluster.folder())).total)
+    total = shutil.disk_usage(nearest(ray_cluster.folder())).total
+    return max(0.95, 1 - LEFT / max(total, 1))
 
 
 @contextmanager

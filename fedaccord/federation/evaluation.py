@@ -105,8 +105,10 @@ def evaluate_at_clients(session: Session, s: RoundState, timeout: float) -> Eval
         "evaluation-dropped": len(rows) - len(good) - [*outcomes.values()].count(EMPTY),
         "evaluation-empty": [*outcomes.values()].count(EMPTY),
     }
-    has_diverged = any(isinstance(outcome, Diverged) for outcome in outcomes.values())
-    if has_diverged and not good and not requests[0].own_only:
+    asked = [outcome for outcome in outcomes.values() if outcome != EMPTY]
+    has_diverged = all(isinstance(outcome, Diverged) for outcome in asked)
+    least = min(2, s.num_clients)  # one of many ends no run
+    if has_diverged and len(asked) >= least and not requests[0].own_only:
         means[f"{OUTPUT}loss"] = math.inf  # else an earlier evaluation would be the last one
     for name in dict.fromkeys(name for row in good for name in row):
         if name.startswith((OUTPUT, PERSONAL)):
@@ -150,11 +152,12 @@ def _checked(reply: Mapping[str, float], own_only: bool, most: int) -> dict[str,
     examples = reply.get(EXAMPLES)
     if examples == 0:
         return EMPTY
-    if not own_only and not (type(examples) is int and 0 < examples <= most):
+    is_needed = not own_only or examples is not None
+    if is_needed and not (type(examples) is int and 0 < examples <= most):
         return f"expected {EXAMPLES} to be an integer from 0 to {most}, got {examples!r:.40}"
     values = {} if examples is None else {"evaluation-examples": examples}
     names = [name for name in reply if name != EXAMPLES and NAME.fullmatch(name)]
-    for name in names[:OWN_METRICS]:
+    for name in sorted(names[:OWN_METRICS], key=lambda name: name != "loss"):
         plain, value = name.removeprefix(PERSONAL), reply[name]
         low, high = RANGES.get(plain, (-LARGEST_METRIC, LARGEST_METRIC))
         if not low <= value <= high:

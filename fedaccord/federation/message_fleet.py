@@ -240,7 +240,8 @@ class MessageFleet:
         node = self.roster.nodes.get(client)
         if node not in (None, sent.node):
             return REPLACED
-        if node is not None and self.roster.online[node] != sent.since:
+        is_new = node is not None and self.roster.online[node] != sent.since
+        if is_new and not self._polls.fails:  # else its reply may not have been read
             return RECONNECTED
         return LATE if sent.message_id is None or now >= sent.deadline else ""
 
@@ -316,18 +317,18 @@ class MessageFleet:
         sent: the node of each message.
         """
         waiting, began, first = dict(sent), time.monotonic(), self._polls.connections()
+        due, is_last, is_over = [*waiting], False, False
         while waiting:
-            due, is_last = self._polls.due(waiting, first)
-            if time.monotonic() - began >= timeout:
-                due, is_last = [*waiting], True
             for part in parts(due, size):
                 for reply in self._polls.pull(part):
                     waiting.pop(reply.metadata.reply_to_message_id, None)
                     yield reply
-            if not waiting or is_last:
+            if not waiting or is_over or (is_last and not self._polls.fails):
                 break
             waited = time.monotonic() - began
             time.sleep(max(0.0, min(self._polls.pause(waited), timeout - waited)))
+            is_over = time.monotonic() - began >= timeout
+            due, is_last = ([*waiting], True) if is_over else self._polls.due(waiting, first)
 
     def _first_replies(
         self, messages: Mapping[int, Message], replies: Iterable[Message]

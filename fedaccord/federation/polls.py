@@ -30,7 +30,7 @@ class Polls:
 
     def __init__(self, grid: Grid, simulated: bool) -> None:
         self._grid, self._simulated = grid, simulated
-        self._fails = False  # whether the last request failed
+        self.fails = False  # whether the last request failed
 
     def push(self, messages: Sequence[Message], timeout: float) -> Sequence[str | None]:
         """The ids of the messages, None for one that Flower did not send in ``timeout`` seconds.
@@ -44,7 +44,7 @@ class Polls:
             if waited >= timeout:
                 return [None] * len(messages)
             time.sleep(min(self.pause(waited), timeout - waited))
-        self._fails = False
+        self.fails = False
         if len(ids) < len(messages):
             raise FederationError(TOO_LARGE)
         return [message_id or None for message_id in ids]  # "": the node has just left
@@ -53,7 +53,7 @@ class Polls:
         """The replies that have arrived completely; until the SuperLink fails."""
         replies = uploads.pull_messages(self._grid, message_ids)
         while reply := self.attempt(lambda: next(replies, _END)):
-            self._fails = False
+            self.fails = False
             if reply is _END:
                 return
             yield cast(Message, reply)
@@ -88,10 +88,10 @@ class Polls:
         except Exception as error:
             if not flower.is_transient(error):
                 raise
-            if not self._fails:
+            if not self.fails:
                 why = str(error).partition("\n")[0]
                 log.warning("the SuperLink fails; asking it again until the timeout: %s", why)
-            self._fails = True
+            self.fails = True
             return None
 
     def pause(self, waited: float) -> float:

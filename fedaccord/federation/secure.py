@@ -22,10 +22,10 @@ from fedaccord.secure.client import Payload
 from fedaccord.secure.masks import WORDS
 from fedaccord.secure.server import SecureRound, SumFailedError
 
-# largest wait for the replies of a stage without training: 5 kB a client with 20 neighbours, 27 kB
-# with 99, whose ClientApp may need 30 s to start on a slow device,
+# largest wait for the replies of a stage without training, 5 kB a client with 20 neighbours, 27 kB
+# with 99; a ClientApp may need 30 s to start on a slow device
 STAGE_SECONDS = 120.0
-STAGE_SHARE = 1 / 5  # also as a share of a round: a lost client leaves time for all stages
+STAGE_SHARE = 1 / 5  # it is at most this share of a round: a lost client leaves time for all stages
 INVALID = "secure-sum: expected keys, then shares for its neighbours, got others"
 UNREAD = "secure-sum: expected shares that its neighbours can read, got others"
 Check = Callable[[TrainRequest, TrainReply], None]  # raises ValueError for wrong numbers

@@ -109,9 +109,10 @@ def _wandb(run: Path, settings: Mapping[str, Any], after: int) -> Tracker:
 
     mode: Any = os.environ.get("WANDB_MODE", "offline")
     file = run / "wandb" / "fedaccord-id"
-    if not after or not file.exists():  # a new run, perhaps in the folder of an earlier one
+    if not after or not file.exists():
         file.parent.mkdir(exist_ok=True)
-        file.write_text(uuid4().hex[:16], encoding="utf-8")
+        # a new run may be in the folder of an earlier one; versions without the file used its path
+        file.write_text(_id(run) if after else uuid4().hex[:16], encoding="utf-8")
     begun = wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         name=run.name,

@@ -2,7 +2,7 @@
 
 from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.config import TaskConfig
-from fedaccord.task.load import load_task, task_of_card
+from fedaccord.task.load import forget_tasks, load_task, task_of_card
 from fedaccord.task.task import Task, TrainBatches, find_device
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "TaskConfig",
     "TrainBatches",
     "find_device",
+    "forget_tasks",
     "load_task",
     "task_of_card",
 ]

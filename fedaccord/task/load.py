@@ -39,6 +39,11 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
     return _load_task(config, num_clients, whole, tuple(code))
 
 
+def forget_tasks() -> None:
+    """Free the memory of the last tasks, which `load_task` keeps."""
+    _load_task.cache_clear()
+
+
 @lru_cache(maxsize=4)
 def _load_task(config: TaskConfig, num_clients: int, whole: bool, code: tuple[str, ...]) -> Task:
     data = datasets.load(config.dataset, config.data_dir, config.reading)

@@ -180,3 +180,18 @@ def test_a_model_that_no_client_can_evaluate_has_diverged() -> None:
     settings: dict[str, Any] = {"loss": loss, "model": model, "evaluation": "clients"}
     with pytest.raises(FederationError, match=r"^the model diverged: its client loss is inf after"):
         simulate("fedavg", clients=near, test=near, rounds=30, local_steps=3, lr=0.1, **settings)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_one_client_with_a_loss_of_nan_ends_no_run(share: float) -> None:
+    """Also if no other one is asked."""
+
+    def loss(predictions: Tensor, targets: Tensor) -> Tensor:
+        value = ((predictions - targets) ** 2).mean()
+        return value * torch.nan if float(targets.max()) > 100 else value
+
+    test = [(x, 0 * y + 1000 * (i == 2)) for i, (x, y) in enumerate(NUMBERS)]
+    settings = MSE | {"evaluation": "clients", "fraction_evaluate": share, "loss": loss}
+    history = simulate("fedavg", clients=NUMBERS, test=test, rounds=12, **settings)
+    assert history.metrics["evaluation-dropped"].max() == 1
+    assert not history.metrics["client-loss"].isin([torch.inf]).any()

@@ -87,6 +87,9 @@ def test_a_new_wandb_run_continues_none_of_the_same_folder(
     first, resumed, second, *others = (words["id"] for words in started)
     assert first == resumed != second
     assert others == [second] * 2
+    shutil.rmtree(tmp_path / "wandb")
+    trackers._wandb(tmp_path, {}, 5)  # begun by a version that stored no id
+    assert started[-1]["id"] == trackers._id(tmp_path)
 
 
 def test_a_package_that_is_missing_is_one_line_before_anything_is_written(

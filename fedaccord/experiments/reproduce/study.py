@@ -145,7 +145,7 @@ class Study:
                 else:
                     _check_shorter(run)
                     missing.setdefault(run.job.name, []).append(run)
-            check_data(runs[0].job for runs in missing.values())
+            check_data((runs[0].job for runs in missing.values()), options)
             for runs in missing.values():
                 runs[0].job.file.unlink(missing_ok=True)  # of a failure
             with workers.of(options) as work:

@@ -183,8 +183,9 @@ class Sweep:
             self._write(TRIALS, trials_table([*self.trials.values()]).to_csv(index=False))
 
         missing = [job for name, job in jobs.items() if name not in rows]
-        if not self.plan.options.ray_address:  # whose machines have the data
-            check_data(missing)
+        # a point of optuna's that cannot run is a failed trial, which its search goes on from
+        if not before and not rows and self.plan.options.search != "optuna":
+            check_data(missing, self.plan.options)
         work(missing, on_row)
         keep()
         if stage == TUNE:

@@ -25,12 +25,14 @@ from fedaccord.experiments.analysis.costs import Point, with_costs
 from fedaccord.experiments.analysis.groups import DEFAULTS, TRIALS, Group
 from fedaccord.experiments.analysis.ranking import up_to
 from fedaccord.experiments.sweep.configuration import deciding_defaults
-from fedaccord.experiments.sweep.plan import Plan
+from fedaccord.experiments.sweep.plan import Plan, SweepOptions
+from fedaccord.process import threads
 from fedaccord.runs import flatten, lock, logbook, metrics, named_contents, reader
 from fedaccord.runs.directory import COMPLETED as COMPLETED
 from fedaccord.runs.directory import FAILED as FAILED
 from fedaccord.runs.lock import LockedError
 from fedaccord.storage.files import read_json, replace
+from fedaccord.task import forget_tasks
 
 ROWS = "rows"  # folder of a sweep's folder
 RUN = "run.json"  # in a sweep's folder: its methods, and the settings of [run] behind its tables
@@ -165,17 +167,36 @@ def check_measured(job: Job, row: Row) -> None:
         )
 
 
-def check_data(jobs: Iterable[Job]) -> None:
-    """Raises ValueError, in one line, if the data or the model do not fit the settings of a job;
-    seeds aside, jobs with the same ones are checked once."""
-    checked = set()
+def check_data(jobs: Iterable[Job], options: SweepOptions) -> None:
+    """Raises ValueError, in one line, if data and model fit the settings of none of the jobs; of
+    jobs that differ by their seeds alone the first is checked. A Ray cluster's are not: its
+    machines have the data. options: where the jobs will run."""
+    if options.ray_address:
+        return
+    elsewhere = threads.processes(options.workers) > 1
+    errors: dict[Any, Exception] = {}
     for job in jobs:
         run_config = _config(job)
         method, task = run_config.strategy, replace_fields(run_config.task, seed=0)
         key = task, run_config.num_clients, method.model_settings, method.max_examples
-        if key not in checked:
-            checked.add(key)
+        key = *key, method.guarantee, run_config.num_server_rounds
+        if key in errors:
+            continue
+        if elsewhere:  # this process leaves their GPU and memory alone
+            run_config = replace_fields(
+                run_config, task=replace_fields(run_config.task, device="cpu")
+            )
+        try:
             load_checked(run_config)
+        except (ValueError, OSError) as error:
+            errors[key] = error
+        else:
+            return
+        finally:
+            if elsewhere:
+                forget_tasks()
+    if errors:
+        raise next(iter(errors.values()))
 
 
 def forget_failures(folder: Path) -> None:
