@@ -317,7 +317,8 @@ class MessageFleet:
         sent: the node of each message.
         """
         waiting, began, first = dict(sent), time.monotonic(), self._polls.connections()
-        due, is_last, is_over = [*waiting], False, False
+        due: Sequence[str] = [*waiting]
+        is_last = is_over = False
         while waiting:
             for part in parts(due, size):
                 for reply in self._polls.pull(part):

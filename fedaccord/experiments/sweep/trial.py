@@ -178,8 +178,8 @@ def check_data(jobs: Iterable[Job], options: SweepOptions) -> None:
     for job in jobs:
         run_config = _config(job)
         method, task = run_config.strategy, replace_fields(run_config.task, seed=0)
-        key = task, run_config.num_clients, method.model_settings, method.max_examples
-        key = *key, method.guarantee, run_config.num_server_rounds
+        sizes = run_config.num_clients, run_config.num_server_rounds, method.max_examples
+        key = task, method.model_settings, method.guarantee, sizes
         if key in errors:
             continue
         if elsewhere:  # this process leaves their GPU and memory alone
