@@ -316,10 +316,10 @@ class MessageFleet:
         `Grid.send_and_receive` of a deployment sleeps three seconds between two polls.
         sent: the node of each message.
         """
-        waiting, began, first = dict(sent), time.monotonic(), self._polls.connections()
-        due: Sequence[str] = [*waiting]
-        is_last = is_over = False
+        waiting, began, is_over = dict(sent), time.monotonic(), False
+        first = now = self._polls.connections()
         while waiting:
+            due, is_last = ([*waiting], True) if is_over else self._polls.due(waiting, first, now)
             for part in parts(due, size):
                 for reply in self._polls.pull(part):
                     waiting.pop(reply.metadata.reply_to_message_id, None)
@@ -328,8 +328,7 @@ class MessageFleet:
                 break
             waited = time.monotonic() - began
             time.sleep(max(0.0, min(self._polls.pause(waited), timeout - waited)))
-            is_over = time.monotonic() - began >= timeout
-            due, is_last = ([*waiting], True) if is_over else self._polls.due(waiting, first)
+            now, is_over = self._polls.connections(), time.monotonic() - began >= timeout
 
     def _first_replies(
         self, messages: Mapping[int, Message], replies: Iterable[Message]

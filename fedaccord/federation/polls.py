@@ -63,7 +63,10 @@ class Polls:
         return None if self._simulated else self.attempt(lambda: flower.connections(self._grid))
 
     def due(
-        self, awaited: Mapping[str, int], first: Mapping[int, str] | None
+        self,
+        awaited: Mapping[str, int],
+        first: Mapping[int, str] | None,
+        now: Mapping[int, str] | None,
     ) -> tuple[Sequence[str], bool]:
         """The messages whose replies to ask for now, and whether this is the last time.
 
@@ -71,11 +74,11 @@ class Polls:
         for later, it has the reply of a node that was away. That counts as long as a node that has
         stayed online is awaited, but no longer: a node may also have restarted without the message.
 
-        awaited: message -> node; first: the connections when the messages were sent.
+        awaited: message -> node; first, now: the connections when the messages were sent, and now.
         """
         if first is None:
             return [*awaited], False
-        if (now := self.connections()) is None:
+        if now is None:
             return [], False
         if any(node in now and now[node] == first.get(node) for node in awaited.values()):
             return [i for i, node in awaited.items() if node in now], False
