@@ -8,7 +8,9 @@ from fedaccord.process import threads
 from fedaccord.task import Task, load_task
 
 
-def load_checked(config: RunConfig, cohorts: Cohorts | None = None) -> Task:
+def load_checked(
+    config: RunConfig, cohorts: Cohorts | None = None, builds_model: bool = True
+) -> Task:
     """The task. Raises ValueError, in one line, if settings, data and model do not fit together."""
     threads.check(config.threads)
     config.strategy.check_clients(config.num_clients, cohorts)
@@ -18,7 +20,8 @@ def load_checked(config: RunConfig, cohorts: Cohorts | None = None) -> Task:
         first_of(guarantee, share, config.num_server_rounds, config.num_clients)
     task = load_task(config.task, num_clients=config.num_clients)
     check_examples(task, config.strategy)
-    task.model(config.strategy.model_settings)
+    if builds_model:
+        task.model(config.strategy.model_settings)
     return task
 
 

@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import pandas as pd
+import torch
 
 from fedaccord import config, engine
 from fedaccord.config import RunConfig
@@ -170,10 +171,12 @@ def check_measured(job: Job, row: Row) -> None:
 def check_data(jobs: Iterable[Job], options: SweepOptions) -> None:
     """Raises ValueError, in one line, if data and model fit the settings of none of the jobs; of
     jobs that differ by their seeds alone the first is checked. A Ray cluster's are not: its
-    machines have the data. options: where the jobs will run."""
+    machines have the data; nor is a model that will be on a GPU in other processes. options: where
+    the jobs will run."""
     if options.ray_address:
         return
     elsewhere = threads.processes(options.workers) > 1
+    leaves_gpu = elsewhere and torch.cuda.is_available()  # to the processes
     errors: dict[Any, Exception] = {}
     for job in jobs:
         run_config = _config(job)
@@ -182,12 +185,12 @@ def check_data(jobs: Iterable[Job], options: SweepOptions) -> None:
         key = task, method.model_settings, method.guarantee, sizes
         if key in errors:
             continue
-        if elsewhere:  # this process leaves their GPU and memory alone
+        if leaves_gpu:
             run_config = replace_fields(
                 run_config, task=replace_fields(run_config.task, device="cpu")
             )
         try:
-            load_checked(run_config)
+            load_checked(run_config, builds_model=not leaves_gpu)
         except (ValueError, OSError) as error:
             errors[key] = error
         else:

@@ -11,10 +11,12 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from fedaccord import engine
 from fedaccord.config import RunConfig
 from fedaccord.experiments.sweep import trial
+from fedaccord.experiments.sweep.plan import SweepOptions
 from fedaccord.experiments.sweep.trial import (
     COMPLETED,
     FAILED,
@@ -37,6 +39,19 @@ def job(folder: Path, **more: Any) -> Job:
 
 def without_seconds(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key != "seconds"}
+
+
+def test_a_model_that_other_processes_have_on_a_gpu_is_not_judged_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may work there alone; the data are checked."""
+    model, options = job(tmp_path, model="tests.own:narrow"), SweepOptions(workers=2)
+    with pytest.raises(ValueError, match=r"^model: "):
+        trial.check_data([model], options)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    trial.check_data([model], options)
+    with pytest.raises(ValueError, match=r"^num-clients: expected at least one sample"):
+        trial.check_data([job(tmp_path, num_clients=5000)], options)
 
 
 def test_a_trial_is_a_row_and_a_run_directory(tmp_path: Path) -> None:
