@@ -92,8 +92,14 @@ def _check_own_port(folder: Path, facts: Facts) -> Check:
 
 
 def _check_device(folder: Path, facts: Facts) -> Iterator[Check]:
-    yield _check_node_config(folder / folders.NODE_CONFIG)
-    yield _check_states(folder)
+    file, config = folder / folders.NODE_CONFIG, ""
+    try:
+        config = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        yield fail("node-config", f"expected a line of key=value pairs, got {error}")
+    else:
+        yield _check_own_data(config, file)
+    yield _check_states(config, folder)
     try:
         days = certificates.days_left(certificates.read_certificate(folder / folders.AUTHORITY))
     except (OSError, ValueError) as error:
@@ -111,31 +117,32 @@ def _check_device(folder: Path, facts: Facts) -> Iterator[Check]:
         yield _check_registered(key, folder, facts)
 
 
-def _check_node_config(file: Path) -> Check:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        return fail("node-config", f"expected a line of key=value pairs, got {error}")
-    pair = re.search(r'(?:^|\s)(data-dir|data-path)="([^"]*)"', text)
-    if pair is None and (other := re.search(r"(?:^|\s)(dataset=\S+|allow-server-data=true)", text)):
+def _quoted(keys: str, config: str) -> tuple[str, str] | None:
+    """The first pair of a node's configuration whose key matches the pattern; Flower reads texts in
+    either quotes."""
+    pair = re.search(rf"""(?:^|\s)({keys})=(["'])(.*?)\2""", config)
+    return pair and (pair[1], pair[3])
+
+
+def _check_own_data(config: str, file: Path) -> Check:
+    pair = _quoted("data-dir|data-path", config)
+    other = re.search(r"(?:^|\s)(dataset=\S+|allow-server-data=true)", config)
+    if pair is None and other:
         return ok("data", other[1])
     if pair is None:
         return warn("data", "no data-dir: this device can only take part in runs on digits")
-    if Path(pair[2]).exists():
-        return ok("data", pair[2])
-    advice = f"expected this device's data, found no {pair[2]}; edit {file}"
-    return fail("data", f"{pair[1]}: {advice}")
+    key, path = pair
+    if Path(path).exists():
+        return ok("data", path)
+    advice = f"expected this device's data, found no {path}; edit {file}"
+    return fail("data", f"{key}: {advice}")
 
 
-def _check_states(folder: Path) -> Check:
-    try:
-        text = (folder / folders.NODE_CONFIG).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        text = ""  # reported by `_check_node_config`
-    own = re.search(r"""(?:^|\s)state-dir=(["'])(.*?)\1""", text)
-    states = Path(own[2]) if own else folder / "state"
+def _check_states(config: str, folder: Path) -> Check:
+    own = _quoted("state-dir", config)
+    states = Path(own[1]) if own else folder / "state"
     if not states.is_absolute():
-        return fail("state-dir", f"expected an absolute path, got {own and own[2]!r}")
+        return fail("state-dir", f"expected an absolute path, got {str(states)!r}")
     return _check_writable("state-dir", states)
 
 

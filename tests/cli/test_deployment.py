@@ -271,6 +271,10 @@ def without(name: str) -> Callable[[Path], None]:
             texts(folders.NODE_CONFIG, 'data-dir="/no/such.npz"'),
             *("data", "data-dir: expected this device's data, found no /no/such.npz"),
         ),
+        (
+            texts(folders.NODE_CONFIG, "data-path='/no/such.npz'"),
+            *("data", "data-path: expected this device's data, found no /no/such.npz"),
+        ),
         (without("node-config"), "node-config", "expected a line"),
         (texts("state", ""), "state-dir", "cannot be written"),
     ],
