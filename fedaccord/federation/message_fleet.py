@@ -61,10 +61,13 @@ class _SentRequest(NamedTuple):
     message: Message
     message_id: str | None  # None: Flower could not send the message
     instruction: TrainInstruction
-    node: int
     since: str  # when its node connected, as in `Roster.online`
     deadline: float  # by `time.monotonic`
     size: int  # approximate bytes of its reply
+
+    @property
+    def node(self) -> int:
+        return self.message.metadata.dst_node_id
 
 
 class MessageFleet:
@@ -85,8 +88,7 @@ class MessageFleet:
         """config, evaluate_config: a caller's own, of messages; config_key: their record's name;
         card: of the server's own data, as `Task.card`."""
         check_own_config([*(config or {}), *(evaluate_config or {})], config_key)
-        self._is_simulated = flower.is_simulation(grid)
-        self.place = SIMULATED if self._is_simulated else DEVICES
+        self.place = SIMULATED if flower.is_simulation(grid) else DEVICES
         self.grid, self._polls = grid, Polls(grid, self._is_simulated)
         self._configs = {TRAIN: config or {}, EVALUATE: evaluate_config or {}}
         self._config_key = config_key
@@ -100,6 +102,10 @@ class MessageFleet:
     @property
     def num_clients(self) -> int:
         return self.roster.num_clients
+
+    @property
+    def _is_simulated(self) -> bool:
+        return self.place == SIMULATED
 
     def connect(
         self,
@@ -168,16 +174,8 @@ class MessageFleet:
         for request, message_id in zip(requests, message_ids, strict=True):
             instruction = request.instruction
             message = messages[instruction.client]
-            node = message.metadata.dst_node_id
-            sent = _SentRequest(
-                message,
-                message_id,
-                instruction,
-                node=node,
-                since=self.roster.online[node],
-                deadline=deadline,
-                size=request.nbytes,
-            )
+            since = self.roster.online[message.metadata.dst_node_id]
+            sent = _SentRequest(message, message_id, instruction, since, deadline, request.nbytes)
             self._at_work[instruction.client] = sent
             self._ended.pop(instruction.client, None)
 

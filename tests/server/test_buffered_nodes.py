@@ -116,6 +116,19 @@ def played(net: Nodes, method: Any, rounds: int, **more: Any) -> list[Round]:
     return reports
 
 
+def dropped(round: Round) -> list[tuple[int, str]]:
+    """The clients whose replies do not count, with their statuses."""
+    return [(row["client"], row["status"]) for row in round.clients if row["status"] != "ok"]
+
+
+def restart(net: Net, node: int, again: int) -> None:
+    """The node of client 0 ends, and a new one, perhaps of the same id, has its state."""
+    state = net.contexts[node].state
+    net.leave(node)
+    net.join(again, 0, C)
+    net.contexts[again].state = state
+
+
 @pytest.mark.parametrize("at_once", [1, 3])
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "afedpd"])
 def test_the_same_order_of_arrival_is_the_same_run(name: str, at_once: int, tmp_path: Path) -> None:
@@ -198,8 +211,7 @@ def test_a_lost_visit_frees_its_seat_at_its_deadline(clock: Clock) -> None:
     net = Nodes(random.Random(1), ["lost"])
     method = method_of("scaffold", concurrency=C, buffer_size=C)
     reports = played(net, method, 3)
-    rows = [(row["client"], row["status"]) for row in reports[1].clients if row["status"] != "ok"]
-    assert rows == [(0, LATE)]
+    assert dropped(reports[1]) == [(0, LATE)]
     assert clock.now >= TIMEOUT
     assert [round.metrics["replies"] for round in reports[1:]] == [C - 1, C, C]
 
@@ -209,18 +221,10 @@ def test_another_node_of_a_client_ends_its_visit(clock: Clock) -> None:
     net = Nodes(random.Random(1), ["lost"])
     net.leave(10)
     net.join(20, 0, C)
-
-    def replace() -> None:
-        state = net.contexts[20].state
-        net.leave(20)
-        net.join(21, 0, C)
-        net.contexts[21].state = state
-
-    clock.at(1.0, replace)
+    clock.at(1.0, lambda: restart(net, 20, 21))
     method = method_of("scaffold", concurrency=C, buffer_size=C)
     reports = played(net, method, 3)
-    rows = [(row["client"], row["status"]) for row in reports[1].clients if row["status"] != "ok"]
-    assert rows == [(0, REPLACED)]
+    assert dropped(reports[1]) == [(0, REPLACED)]
     assert clock.now < TIMEOUT
     assert [round.metrics["replies"] for round in reports[1:]] == [C - 1, C, C]
 
@@ -263,18 +267,10 @@ def test_a_visit_survives_a_connection_that_is_lost_for_a_while(
 def test_a_restarted_node_ends_its_visit(clock: Clock) -> None:
     """With the same node id: it has lost the message, and answers the handshake alone."""
     net = Nodes(range(1, C), ["lost"])
-
-    def restart() -> None:
-        state = net.contexts[10].state
-        net.leave(10)
-        net.join(10, 0, C)
-        net.contexts[10].state = state
-
-    clock.at(1.0, restart)
+    clock.at(1.0, lambda: restart(net, 10, 10))
     method = method_of("scaffold", concurrency=C, buffer_size=C)
     reports = played(net, method, 1)
-    rows = [(row["client"], row["status"]) for row in reports[1].clients if row["status"] != "ok"]
-    assert rows == [(0, RECONNECTED)]
+    assert dropped(reports[1]) == [(0, RECONNECTED)]
     assert clock.now < TIMEOUT
 
 
