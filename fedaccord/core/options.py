@@ -71,6 +71,7 @@ def argument(default: Any, doc: str, *, shown: bool = True) -> Any:
 def check_option(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
     """``value`` as the option's type. Raises ValueError, in one line, on a wrong type or range."""
     kind: Any = type(field.default)
+    value = plain(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = _float(name, value)
     rule = field.metadata
@@ -99,6 +100,18 @@ def check_option(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
     if kind is int and abs(value) >= 2**63:  # the range of messages and generators
         raise ValueError(f"{name}: expected an integer below 2^63, got {value}")
     return value
+
+
+def check_options(settings: Any) -> None:
+    """Check every option of a dataclass, and store it as the option's type: 1 becomes 1.0."""
+    for field in options(type(settings)):
+        value = check_option(field.name, getattr(settings, field.name), field)
+        object.__setattr__(settings, field.name, value)
+
+
+def plain(value: Any) -> Any:
+    """A scalar of NumPy or PyTorch, also of no dimensions, as Python's; other values unchanged."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def is_path(value: Any, field: "dataclasses.Field[Any]") -> bool:

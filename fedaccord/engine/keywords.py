@@ -1,6 +1,7 @@
 """Arguments of calls in Python: run-config keys as keywords, and a model."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -31,16 +32,27 @@ def _name_of(metric: Any) -> str:
     return str(metric)
 
 
-def make_config(values: Mapping[str, Any], method: FederatedStrategy | None = None) -> RunConfig:
-    """Raises ValueError as `RunConfig.make`; its advice is a keyword that Python accepts."""
+def make_config(
+    values: Mapping[str, Any],
+    method: FederatedStrategy | None = None,
+    *,
+    arguments: Mapping[str, str] = MappingProxyType({}),
+    refusal: Callable[[str], str] = lambda key: "",
+) -> RunConfig:
+    """Raises ValueError as `RunConfig.make`; its advice is a keyword that the call accepts.
+
+    arguments: of the call, in place of keys; refusal: why the call refuses a key, else empty.
+    """
     try:
         return RunConfig.make(values, method)
     except UnknownKey as error:
-        if not error.near:
-            raise
-        advice = " or ".join(map(keyword, error.near))
         unknown, _, _ = str(error).partition(" (did you mean")
-        raise ValueError(f"{unknown} (did you mean {advice}?)") from None
+        for why in filter(None, map(refusal, error.near[:1])):
+            raise TypeError(f"{unknown}; {why}") from None
+        accepted = [keyword(arguments.get(k, k)) for k in error.near if not refusal(k)]
+        if not accepted:
+            raise
+        raise ValueError(f"{unknown} (did you mean {' or '.join(accepted)}?)") from None
 
 
 def keyword(key: str) -> str:

@@ -16,6 +16,7 @@ from fedaccord import recorded_run
 from fedaccord.config import RunConfig, in_use, method_keys, task_keys
 from fedaccord.config import keys as known_keys
 from fedaccord.core.cohort import Cohorts
+from fedaccord.core.options import plain
 from fedaccord.data import partition
 from fedaccord.engine import store_choice
 from fedaccord.engine import vectorize as vectorized
@@ -236,6 +237,7 @@ def simulate(
     method = None if isinstance(algo, str) else algo
     values, cohorts = keys_of(keys), None
     settings: dict[str, Any] = {"num-server-rounds": rounds, "vectorize": vectorize}
+    participation = plain(participation)
     if isinstance(participation, (int, float)):
         settings["fraction-train"] = float(participation)
     elif participation is not None:
@@ -251,9 +253,10 @@ def simulate(
     if dtype is not None:
         settings["precision"] = _precision(dtype)
     explicit = {*values, *({"fraction-train", "precision"} & settings.keys())}
-    _check_given(
-        explicit, method, own_data=clients is not None, own_model=not isinstance(model, str)
-    )
+    own_model = not isinstance(model, str)
+    refusal = partial(_refusal, method=method, own_data=clients is not None, own_model=own_model)
+    for why in filter(None, map(refusal, sorted(explicit))):
+        raise TypeError(why)
     if method is None:
         settings["algo"] = algo
     if isinstance(model, str):
@@ -279,7 +282,9 @@ def simulate(
     for key in sorted(values.keys() & own_keys):
         raise TypeError(f"{key}: expected it or {ARGUMENTS[key]}=, got both")
     values |= settings
-    config = make_config(values, method)
+    arguments = {key: name for key, name in ARGUMENTS.items() if key in own_keys}
+    config = make_config(values, method, arguments=arguments, refusal=refusal)
+    rounds = config.num_server_rounds
     for key, why in config.unread_keys().items():
         if key in explicit and not (key == "fraction-train" and values[key] == 1):
             raise TypeError(f"{key}: {why}; leave it out")
@@ -349,25 +354,22 @@ ARGUMENTS = {  # keys that arguments of `simulate` set, or leave without effect
 MODEL = ("model", "stem", "device", "metrics")  # keys of a task whose samples are arguments
 
 
-def _check_given(
-    explicit: Iterable[str], method: FederatedStrategy | None, *, own_data: bool, own_model: bool
-) -> None:
-    """Raise TypeError, in one line, for keys without effect; explicit: those of the caller."""
-    data = {key for key in task_keys() if key not in MODEL}
-    for key in explicit:
-        if method is not None and key in method_keys():
-            name = type(method).__name__
-            field = key.rpartition(".")[2].replace("-", "_")
-            raise TypeError(
-                f"{key}: expected it in the strategy, as {name}({field}=...), which has the "
-                "settings of its own; got it beside one"
-            )
-        if key in WRITTEN:
-            raise TypeError(f"{key}: simulate writes no run directory; use fedaccord.run")
-        if own_data and key in data:
-            raise TypeError(f"{key}: expected it without clients=, whose samples are used as given")
-        if own_model and key == "stem":
-            raise TypeError("stem: expected it with model='resnet18', got a module")
+def _refusal(key: str, method: FederatedStrategy | None, *, own_data: bool, own_model: bool) -> str:
+    """Why a key has no effect beside the other arguments, in one line; empty if it has one."""
+    if method is not None and key in method_keys():
+        name = type(method).__name__
+        field = key.rpartition(".")[2].replace("-", "_")
+        return (
+            f"{key}: expected it in the strategy, as {name}({field}=...), which has the "
+            "settings of its own; got it beside one"
+        )
+    if key in WRITTEN:
+        return f"{key}: simulate writes no run directory; use fedaccord.run"
+    if own_data and key in task_keys() and key not in MODEL:
+        return f"{key}: expected it without clients=, whose samples are used as given"
+    if own_model and key == "stem":
+        return "stem: expected it with model='resnet18', got a module"
+    return ""
 
 
 def _precision(dtype: torch.dtype) -> str:

@@ -17,7 +17,7 @@ from fedaccord.core.cohort import Client, Cohort, Cohorts
 from fedaccord.core.cost import Cost, cost_of
 from fedaccord.core.method_settings import OWN_BUFFERS, OWN_STATES, combine, expect, in_use
 from fedaccord.core.optimizer import OPTIMIZERS, Optimizer
-from fedaccord.core.options import argument, check_option, listed, options
+from fedaccord.core.options import argument, check_options, listed, plain
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.privacy import Guarantee, Masking, guarantee_of, has_noisy_sums
 from fedaccord.core.rule import LocalRule, Model, Stateless
@@ -100,9 +100,10 @@ class Method(Settings, ABC):
                 "use a method that allows partial participation, as scaffold and feddyn do"
             )
         for name in LEAST:
-            value = getattr(self, name)
+            value = plain(getattr(self, name))
             if type(value) is not int or value < 0:
                 raise ValueError(f"{name}: expected an integer of at least 0, got {value!r}")
+            object.__setattr__(self, name, value)
         if self.min_train_nodes > 1 and self.sampling == "bernoulli":
             raise ValueError(
                 "min_train_nodes: expected sampling='fixed', got 'bernoulli', which draws clients "
@@ -115,16 +116,14 @@ class Method(Settings, ABC):
             )
         object.__setattr__(self, "plugins", tuple(plugins))
         for plugin in combine(self.own_plugins(), self.plugins):
-            for field in options(type(plugin)):
-                check_option(field.name, getattr(plugin, field.name), field)
+            check_options(plugin)
         _ = self.active_plugins  # raises if one does not fit
         self._check_parts()
 
     def _check_parts(self) -> None:
         """Raise ValueError, in one line, for an unsupported optimiser or unsupported buffers."""
         name, own = type(self).__name__, self.own_optimizer()
-        for field in options(type(own)):
-            check_option(field.name, getattr(own, field.name), field)
+        check_options(own)
         if self.assumes_sgd:
             expect(self, "optimizer", ["sgd"], f"with {name}, whose formulas assume its steps")
             why = "whose formulas assume one rate a round"

@@ -4,7 +4,7 @@ from dataclasses import Field, dataclass
 from typing import Any
 
 from fedaccord.core.optimizer import OPTIMIZERS, SCHEDULES, STATES, Schedule
-from fedaccord.core.options import check_option, option, options
+from fedaccord.core.options import check_options, option, options
 from fedaccord.core.request import BUFFERS, ModelSettings
 from fedaccord.federation.device_profiles import LOGNORMAL, NONE, PROFILES
 
@@ -181,9 +181,7 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        for field in options(type(self)):
-            value = check_option(field.name, getattr(self, field.name), field)
-            object.__setattr__(self, field.name, value)  # 1 becomes 1.0
+        check_options(self)
 
     @property
     def model_settings(self) -> ModelSettings:

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedaccord.core.options import argument
+from fedaccord.core.options import argument, plain
 from fedaccord.core.vectors import Vector
 from fedaccord.federation.app_evaluation import (
     AggregateMetrics,
@@ -123,6 +123,9 @@ class FederatedStrategy(Method, Strategy, ABC):
         Raises ValueError on bad settings before any message is sent, FederationError if the clients
         do not connect or too many rounds fail in a row.
         """
+        num_rounds, timeout = plain(num_rounds), plain(timeout)
+        if type(num_rounds) is not int:
+            raise ValueError(f"num_rounds: expected an integer, got {num_rounds!r}")
         key = self.configrecord_key
         fleet = MessageFleet(grid, train_config, config_key=key, evaluate_config=evaluate_config)
         evaluate_on_clients = ClientEvaluation(

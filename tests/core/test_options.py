@@ -3,7 +3,9 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from fedaccord.core.options import (
     argument,
@@ -58,6 +60,16 @@ def test_what_does_not_fit_is_one_line_that_names_the_option(
     with pytest.raises(ValueError, match=f"^{line}"):
         check(name, value)
     assert check("side", 2**63 - 1) == 2**63 - 1
+
+
+@pytest.mark.parametrize("scalar", [np.float32, np.float64, np.int64, np.array, torch.tensor])
+def test_a_scalar_of_numpy_or_pytorch_is_pythons(scalar: Any) -> None:
+    value = check("start", scalar(2))
+    assert (type(value), value) == (float, 2.0)
+    with pytest.raises(ValueError, match=r"^side: expected an integer, got 2\.5$"):
+        check("side", np.float64(2.5))
+    with pytest.raises(ValueError, match=r"^side: expected an integer, got True$"):
+        check("side", np.bool_(True))
 
 
 def test_an_option_that_others_leave_unread_is_told_with_what_would_read_it() -> None:

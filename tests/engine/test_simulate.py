@@ -20,8 +20,10 @@ from torch import nn
 
 from fedaccord import run, simulate
 from fedaccord.config import default, keys
+from fedaccord.core.optimizer import AdamW
 from fedaccord.engine import History, quiet
 from fedaccord.federation.errors import FederationError
+from fedaccord.plugins.sam import SAM
 from fedaccord.strategies import FedAvg, Scaffold
 from tests.federation import half_square, linear
 from tests.reference.problem import LeastSquares
@@ -552,6 +554,38 @@ def test_the_advice_for_a_wrong_keyword_is_python() -> None:
     assert advice == '**{"afedpd.rho": ...}'
     keys: dict[str, Any] = eval(advice[2:].replace("...", "0.2"))
     simulate("afedpd", rounds=1, num_clients=2, local_steps=1, **keys)
+
+
+@pytest.mark.parametrize(
+    ("more", "advice"),
+    [
+        ({"num_rounds": 3}, r" \(did you mean rounds=\.\.\.\?\)"),
+        ({"num_nodes": 3}, r" \(did you mean clients=\.\.\.\?\)"),
+        ({"fraction_fit": 0.5}, r" \(did you mean participation=\.\.\.\?\)"),
+        ({"output_dir": "/runs"}, "; out-dir: simulate writes no run directory; use fedaccord.run"),
+        ({"datset": "digits"}, "; dataset: expected it without clients=, whose samples are used.*"),
+    ],
+)
+def test_what_is_advised_for_a_wrong_keyword_is_accepted(more: dict[str, Any], advice: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^unknown key '[a-z-]*'{advice}$"):
+        history(**more)
+
+
+def test_numbers_of_numpy_are_settings_and_arguments() -> None:
+    """They are the same run, whose settings are Python's numbers."""
+    numbers: dict[str, Any] = {"rounds": 2, "participation": 1.0, "lr": 0.5, "local_steps": 2}
+    options: dict[str, Any] = {"rho": 0.5}, {"beta1": 0.5}, {"min_train_nodes": 2}
+
+    def weights(of: Any) -> Any:
+        sam, adam, own = ({name: of(value) for name, value in each.items()} for each in options)
+        by_name = history("fedavg", **{name: of(value) for name, value in numbers.items()})
+        assert all(type(value) in (bool, int, float, str) for value in by_name.settings.values())
+        method = FedAvg(local_optimizer=AdamW(**adam), plugins=(SAM(**sam),), **own)
+        own_run = simulate(method, **{**TASK, "rounds": of(2)}, record="weights")
+        return by_name.weights, own_run.weights
+
+    for plain, others in zip(weights(lambda it: it), weights(np.array), strict=True):
+        assert torch.equal(plain, others)
 
 
 def test_a_history_is_shown_in_one_line() -> None:

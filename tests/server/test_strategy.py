@@ -67,6 +67,14 @@ def test_a_strategy_starts_afresh() -> None:
     assert torch.equal(second[0].w, torch.from_numpy(W0))
 
 
+def test_the_number_of_rounds_may_be_numpys() -> None:
+    with InProcessGrid(client_app(), C) as grid, quiet():
+        result = strategy(Scaffold).start(grid, INITIAL, np.int64(2), timeout=np.float64(60))  # type: ignore[arg-type]
+        assert [*result.train_metrics_clientapp] == [1, 2]
+        with pytest.raises(ValueError, match=r"^num_rounds: expected an integer, got 2\.5$"):
+            strategy(Scaffold).start(grid, INITIAL, 2.5)  # type: ignore[arg-type]
+
+
 # --- failing rounds -------------------------------------------------------------------------------
 
 
