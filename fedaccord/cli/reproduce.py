@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fedaccord.cli.console import make_console, print_table, stop, warn
 from fedaccord.cli.settings import Pairs, read_settings
-from fedaccord.cli.watch import make_folder, progress, resumable, rounds, watched
+from fedaccord.cli.watch import made_folder, progress, resumable, rounds, watched
 from fedaccord.federation.eta import Eta
 from fedaccord.process import threads
 from fedaccord.process.interrupts import interruptible
@@ -95,8 +95,8 @@ def reproduce(
             raise ValueError(
                 f"--page: expected a Markdown file, beside which a CSV file is stored, got {page}"
             )
-        make_folder(folder)
-        _run(console, study, options, folder, written)
+        with made_folder(folder):
+            _run(console, study, options, folder, written)
     console.print(f"page: {written}\nruns: {folder}", soft_wrap=True)
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from fedaccord.cli.console import make_console, print_table, printable, warn
 from fedaccord.cli.progress import make_bar
 from fedaccord.cli.settings import Force, Pairs, make_absolute, read_settings, read_toml
-from fedaccord.cli.watch import make_folder, progress, resumable, rounds, watched
+from fedaccord.cli.watch import made_folder, progress, resumable, rounds, watched
 from fedaccord.federation.eta import Eta
 from fedaccord.process.interrupts import interruptible
 
@@ -74,13 +74,13 @@ def sweep(
             return
         if folder is None:
             raise ValueError("--out: expected a folder for the tables and the runs, got none")
-        make_folder(folder)
         runs = folder / "runs"
         display = Display(console, plan, begun=rounds_of(plan, runs))
         if force:
             for each in (folder, *runs.glob("*")):
                 lock.force(each)
-        with display.bar, watched(console, partial(rounds_of, plan, runs), display.look):
+        looking = watched(console, partial(rounds_of, plan, runs), display.look)
+        with made_folder(folder), display.bar, looking:
             running = Sweep(plan, folder, display.on_step)
             table = running.run()
     print_table(console, *as_text(table))

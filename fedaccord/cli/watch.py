@@ -1,7 +1,7 @@
 """Long commands: their progress and their end."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 
@@ -30,14 +30,25 @@ def resumable(folder: Path | None) -> Iterator[None]:
         stop(f"{error}; the same command resumes", 1)
 
 
-def make_folder(folder: Path) -> None:
-    """Make the folder of ``--out``. Raises ValueError, in one line, if that is impossible."""
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """Make the folder of ``--out``; if the block leaves a new one empty, it is removed.
+
+    Raises ValueError, in one line, if it cannot be made.
+    """
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(
             f"--out: cannot write to {folder} ({error.strerror}); name another folder"
         ) from None
+    try:
+        yield
+    finally:
+        if is_new:
+            with suppress(OSError):  # it has files
+                folder.rmdir()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 from fedaccord.data import image_folder
 from fedaccord.data.kind import Decoded, Kind, ReadOptions, Source, image_facts
 from fedaccord.data.transforms import augment
+
+log = logging.getLogger("flwr")  # what a run prints
 
 
 def find(
@@ -61,6 +64,7 @@ def find(
                 "it, or point data-dir to the folder that has it; image files in train/<class>/* "
                 f"and test/<class>/* are {files}"
             )
+        log.warning("downloading %s to %s", name, root)
         split(train=True)
     return Source((root / subfolder,), decode)
 

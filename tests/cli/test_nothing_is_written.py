@@ -25,6 +25,11 @@ OUT = ("--out", "{}/out")
         ),
         (("sweep", "{}/sweep.toml", "lr-decay=2", *OUT), "lr-decay: expected"),
         (("sweep", "{}/sweep.toml", "min-replies=9", *OUT), "min-replies: expected at most 2"),
+        (("sweep", "{}/sweep.toml", "max-examples=1", *OUT), "max-examples: expected at least"),
+        (
+            ("reproduce", "lenet", "data-dir={}", "download=false", *OUT),
+            "has no cifar-10-batches-py",
+        ),
         (("reproduce", "lenet", "lr=-1", *OUT, "--page", "{}/docs/a.md"), "lr: expected above 0"),
         (("reproduce", "lenet", "--cells", "fedavgg/*", *OUT), "--cells: expected a name"),
         (

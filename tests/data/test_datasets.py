@@ -274,7 +274,10 @@ def test_the_message_for_missing_data_says_how_to_get_it(tmp_path: Path, name: s
 
 
 def test_download_fetches_into_the_downloads_folder_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, cifar: Callable[..., np.ndarray]
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cifar: Callable[..., np.ndarray],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     roots = []
 
@@ -291,6 +294,7 @@ def test_download_fetches_into_the_downloads_folder_once(
         data = load("cifar100", "", ReadOptions(download=True))
         assert data.y_test.tolist() == [2]
     assert [Path(folder) for folder in roots] == [folder / "downloads"]
+    assert caplog.messages == [f"downloading CIFAR100 to {folder / 'downloads'}"]  # may be mistyped
 
 
 def test_the_message_for_a_folder_of_images_names_image_folder(pets: Path) -> None:

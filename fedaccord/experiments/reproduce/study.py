@@ -27,6 +27,7 @@ from fedaccord.experiments.sweep.trial import (
     forget_checkpoints,
     read_row,
     summary_of,
+    write_records,
 )
 from fedaccord.runs.lock import Lock
 from fedaccord.strategies import METHODS
@@ -138,7 +139,7 @@ class Study:
 
         folder.mkdir(parents=True, exist_ok=True)
         with Lock(folder):
-            check_names(folder)
+            records = check_names(folder)
             for run in self.runs(folder):
                 if (done := self.done(run)) is not None:
                     on_done(done)
@@ -146,6 +147,7 @@ class Study:
                     _check_shorter(run)
                     missing.setdefault(run.job.name, []).append(run)
             check_data((runs[0].job for runs in missing.values()), options)
+            write_records(folder, records)
             for runs in missing.values():
                 runs[0].job.file.unlink(missing_ok=True)  # of a failure
             with workers.of(options) as work:

@@ -26,6 +26,7 @@ from fedaccord.experiments.sweep.trial import (
     ROWS,
     WINNERS,
     Job,
+    Records,
     Row,
     Workers,
     check_data,
@@ -36,6 +37,7 @@ from fedaccord.experiments.sweep.trial import (
     forget_failures,
     mean,
     row_of,
+    write_records,
 )
 from fedaccord.runs import reader
 from fedaccord.runs.lock import Lock
@@ -61,6 +63,7 @@ class Sweep:
         self.plan, self.folder, self.on_step = plan, folder, on_step
         self.trials: dict[tuple[str, int], Trial] = {}  # by configuration and seed
         self.warnings: list[str] = []  # after `run`
+        self.records: Records = {}  # written before the first trial
         self.reported: dict[str, int] = {}  # rounds of the jobs that `on_step` knows of, by name
 
     def run(self) -> pd.DataFrame:
@@ -71,8 +74,7 @@ class Sweep:
             for folder in (self.folder, self.folder / ROWS):
                 for file in unfinished(folder):
                     file.unlink()
-            check_names(self.folder)
-            check_run(self.folder, self.plan)
+            self.records = check_names(self.folder) | check_run(self.folder, self.plan)
             forget_failures(self.folder)
             return self._run()
 
@@ -186,6 +188,7 @@ class Sweep:
         # a point of optuna's that cannot run is a failed trial, which its search goes on from
         if not before and not rows and self.plan.options.search != "optuna":
             check_data(missing, self.plan.options)
+        write_records(self.folder, self.records)
         work(missing, on_row)
         keep()
         if stage == TUNE:
@@ -225,6 +228,7 @@ class Sweep:
             for method in self.plan.methods
         }
         ladders = [[list(map(self._jobs, asks)) for asks in each] for each in rungs.values()]
+        write_records(self.folder, self.records)
         asha(options, ladders, self._report)
         winners = []
         for each in rungs.values():

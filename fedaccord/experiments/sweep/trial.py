@@ -70,9 +70,12 @@ OnRow = Callable[[Job, Row], None]  # called with every completed row
 Workers = Callable[[Sequence[Job], OnRow], None]  # runs jobs: see workers.py
 
 
-def check_names(folder: Path) -> None:
-    """Raises ValueError, in one line, if the trials in a folder have other names than today, or if
-    a sweep would replace files of something else."""
+Records = dict[str, dict[str, Any]]  # files of a sweep's folder, written once all checks passed
+
+
+def check_names(folder: Path) -> Records:
+    """What names the trials. Raises ValueError, in one line, if those in a folder have other names
+    than today, or if a sweep would replace files of something else."""
     file, usual = folder / DEFAULTS, deciding_defaults()
     if any((folder / ROWS).glob("*.json")):
         if not file.exists():
@@ -93,11 +96,11 @@ def check_names(folder: Path) -> None:
             f"{folder}: expected a new folder or one of a sweep, got one whose {other[0]} is of "
             "something else, and would be replaced; choose another --out"
         )
-    replace(file, json.dumps(usual).encode())
+    return {DEFAULTS: usual}
 
 
-def check_run(folder: Path, plan: Plan) -> None:
-    """Raises ValueError, in one line, if the trials in a folder were begun with other settings.
+def check_run(folder: Path, plan: Plan) -> Records:
+    """The settings. Raises ValueError, in one line, if a folder's trials were begun with others.
 
     Those that [space] varies, and those of methods that are new in the folder, may differ.
     """
@@ -117,7 +120,12 @@ def check_run(folder: Path, plan: Plan) -> None:
                 "choose another --out"
             )
     methods = sorted({*record["methods"], *plan.methods})
-    replace(file, json.dumps({"methods": methods, "run": record["run"] | now}).encode())
+    return {RUN: {"methods": methods, "run": record["run"] | now}}
+
+
+def write_records(folder: Path, records: Records) -> None:
+    for name, content in records.items():
+        replace(folder / name, json.dumps(content).encode())
 
 
 def read_table(file: Path, *keys: str, advice: str = AGAIN) -> dict[str, Any]:

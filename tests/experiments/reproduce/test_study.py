@@ -220,5 +220,4 @@ def test_settings_that_do_not_fit_the_data_are_refused_before_the_first_run(
     own = study(seeds=(0,), changes={"num-clients": 5000})
     with pytest.raises(ValueError, match=r"^num-clients: expected at least one sample per client"):
         finish(own, tmp_path)
-    assert not (tmp_path / "runs").exists()
-    assert not (tmp_path / "rows").exists()
+    assert not any(tmp_path.iterdir())

@@ -381,8 +381,7 @@ def test_settings_that_do_not_fit_the_data_are_refused_before_the_first_trial(
     plan = make({"algo": ["fedavg"], "lr": [0.1]}, run=run)
     with pytest.raises(ValueError, match=line):
         finish(plan, tmp_path)
-    assert not (tmp_path / "runs").exists()
-    assert not (tmp_path / "rows").exists()
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("own", [{}, {"search": "optuna", "trials": 3, "batch": 1}])
