@@ -96,8 +96,8 @@ def measure(
             is_drawn = landscape is not None and label not in drawn
             with console.status(f"measuring run {number} of {len(every)}: {run.path.name}"):
                 try:
-                    values, surface = _measured(
-                        run.path, place, options, reference, is_drawn, unread
+                    values, surface, lines = _measured(
+                        run.path, place, options, reference, is_drawn
                     )
                 except ValueError as error:
                     if is_one:
@@ -105,6 +105,7 @@ def measure(
                     warn(f"left out: {error}")
                     continue
             by_run[run.path] = values
+            unread |= dict.fromkeys(lines)
             drawn |= {label: surface} if surface else {}
             if not is_one:
                 try:
@@ -183,18 +184,17 @@ def _measured(
     options: "MeasureOptions",
     reference: Path | None,
     is_drawn: bool,
-    unread: "dict[str, None]",
-) -> "tuple[list[Measure], Landscape | None]":
-    """unread: gets a line for each setting in ``place`` without effect."""
+) -> "tuple[list[Measure], Landscape | None, list[str]]":
+    """The last: a line for each setting in ``place`` without effect."""
     from fedaccord.experiments.analysis.measures import Saved, landscape
     from fedaccord.experiments.analysis.measures import measure as measures
     from fedaccord.task.multiplications import threads_of_task
 
     saved = Saved(path, place)
-    unread |= dict.fromkeys(unread_places(saved.config, place))
     with threads_of_task(saved.config.threads, saved.task, saved.config.strategy).in_use():
         values = [*measures(saved, options, reference)]
-        return values, landscape(saved, options) if is_drawn else None
+        surface = landscape(saved, options) if is_drawn else None
+    return values, surface, unread_places(saved.config, place)
 
 
 def _parted(words: "Sequence[str]") -> tuple[list[Path], list[str]]:
