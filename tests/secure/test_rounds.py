@@ -112,12 +112,19 @@ def test_a_range_that_clips_more_than_a_hundredth_is_warned_of_once(
     inside: int, lines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     u = torch.cat([torch.full((inside,), 0.001), torch.full((100 - inside,), -0.002)])
-    plugin = SecureSum(range=0.001 + lines * 1e-6)  # of its own: warnings are once in a process
+    plugin = SecureSum(range=0.001 + lines * 1e-6)  # of its own: no run began
     for _ in range(2):
         plugin.quantised(u, torch.Generator())
     assert warnings(caplog) == lines * [
         "secure-sum.range: more than 1% of an upload's numbers were clipped to 0.001001: raise it"
     ]
+
+
+def test_every_run_warns_of_its_range(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = method("fedavg", replace(MASKED, range=1e-6))
+    for _ in range(2):
+        federation.run(strategy, PROBLEM, W0, [[0, 1, 2, 3]] * 2)
+    assert len(warnings(caplog)) == 2
 
 
 def test_lost_replies_are_absent_clients() -> None:
