@@ -75,6 +75,7 @@ class Roster:
         self._pending: dict[int, PendingHandshake] = {}  # by node id
         self._partition_ids = partition_ids or PartitionIds()
         self._has_begun = False  # round 1: C stays
+        self._first_wait: float | None = None  # when it began
         self._tie = ""  # the tied numbers of clients; empty: no tie
         self._clock = clock
         self._ask_again = ask_again
@@ -95,14 +96,17 @@ class Roster:
     ) -> None:
         """Wait until every client has replied to the handshake; ask: calls an `update`.
 
-        Raises FederationError, which names the missing clients and the refused nodes, after
-        ``seconds``, and soon if all connected nodes have been refused. least: clients with which a
-        run resumes then; 0: all.
+        Raises FederationError, which names the missing clients and the refused nodes, ``seconds``
+        after the first call, and soon if all connected nodes have been refused. least: clients with
+        which a run resumes then; 0: all.
         """
-        if why := self._wait(grid, seconds, ask):
+        if self._first_wait is None:
+            self._first_wait = self._clock()
+        if why := self._wait(grid, seconds, ask, since=self._first_wait):
             if self._tie or not 0 < least <= len(self.nodes):
                 raise FederationError(why)
-            log.warning("the run resumes without some of its clients: %s", why)
+            if not self._has_begun:
+                log.warning("the run resumes without some of its clients: %s", why)
         self._has_begun = True
 
     def wait_for(
@@ -120,10 +124,17 @@ class Roster:
         return self._wait(grid, seconds, ask, least, at_work)
 
     def _wait(
-        self, grid: Grid, seconds: float, ask: Ask, least: int = 0, at_work: Collection[int] = ()
+        self,
+        grid: Grid,
+        seconds: float,
+        ask: Ask,
+        least: int = 0,
+        at_work: Collection[int] = (),
+        since: float | None = None,
     ) -> str:
-        """As `wait_for`; least: 0: all clients, of which C is unknown before round 1."""
-        began = self._clock()
+        """As `wait_for`; least: 0: all clients, of which C is unknown before round 1; since: from
+        when the seconds count."""
+        began = self._clock() if since is None else since
         notice = began + NOTICE / 4
         while True:
             ask(lambda: self.update(grid))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedaccord.federation.errors import FederationError
+from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.roster import Roster
 from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
@@ -128,6 +129,16 @@ def test_a_run_resumes_with_the_devices_that_a_round_needs(
     (line,) = [line for line in warnings if "resumes without" in line]
     assert "missing partition-ids: [2]" in line
     assert [row["client"] for row in again.train_round().clients] == [0, 1]
+
+
+def test_a_server_without_data_waits_once(devices: Net, clock: Clock, warnings: list[str]) -> None:
+    """It connects for the shape of a sample, and again when the run begins."""
+    fleet, began = MessageFleet(devices), clock.now
+    go_offline(devices, 12)
+    for least in (1, 2):
+        fleet.connect(WAIT, least=least)
+    assert WAIT <= clock.now - began < WAIT + 1
+    assert len([line for line in warnings if "resumes without" in line]) == 1
 
 
 def test_a_visit_in_progress_counts_as_a_connected_device(devices: Net, clock: Clock) -> None:
