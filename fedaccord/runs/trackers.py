@@ -109,14 +109,18 @@ def _wandb(run: Path, settings: Mapping[str, Any], after: int) -> Tracker:
 
     mode: Any = os.environ.get("WANDB_MODE", "offline")
     file = run / "wandb" / "fedaccord-id"
-    if not after or not file.exists():
-        file.parent.mkdir(exist_ok=True)
-        # a new run may be in the folder of an earlier one; versions without the file used its path
-        file.write_text(_id(run) if after else uuid4().hex[:16], encoding="utf-8")
+    # a new run may be in the folder of an earlier one; versions without the file used its path
+    number, place = _id(run) if after else uuid4().hex[:16], ""
+    if after and file.exists():
+        number, _, place = file.read_text(encoding="utf-8").partition("\n")
+    if place not in ("", str(run)) and (Path(place) / "wandb" / file.name).exists():
+        number = uuid4().hex[:16]  # of a copy
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"{number}\n{run}", encoding="utf-8")
     begun = wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         name=run.name,
-        id=file.read_text(encoding="utf-8"),
+        id=number,
         dir=run,
         config=dict(settings),
         resume="allow",

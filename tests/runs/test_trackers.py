@@ -87,6 +87,15 @@ def test_a_new_wandb_run_continues_none_of_the_same_folder(
     first, resumed, second, *others = (words["id"] for words in started)
     assert first == resumed != second
     assert others == [second] * 2
+    shutil.copytree(tmp_path / "wandb", tmp_path / "copy" / "wandb")
+    for _ in range(2):
+        trackers._wandb(tmp_path / "copy", {}, 4)
+    shutil.move(tmp_path / "copy", tmp_path / "moved")
+    for folder in (tmp_path / "moved", tmp_path):
+        trackers._wandb(folder, {}, 4)
+    copied, *again, original = (words["id"] for words in started[5:])
+    assert again == [copied] * 2
+    assert copied != second == original
     shutil.rmtree(tmp_path / "wandb")
     trackers._wandb(tmp_path, {}, 5)  # begun by a version that stored no id
     assert started[-1]["id"] == trackers._id(tmp_path)
