@@ -55,24 +55,24 @@ def device(
     if not options:
         stop("expected a device's folder, or options of flower-supernode, got neither", 2)
     if not options[0].startswith("-"):
-        from fedaccord.cli.deployments.folders import supernode
+        from fedaccord.cli.deployments import folders
 
         folder = Path(options[0])
         with refusing(ValueError, OSError):
-            options = [*supernode(folder), *options[1:]]
+            options = [*folders.supernode(folder), *options[1:]]
             os.chdir(folder)
     with uncollected():
         for name in THIRD_PARTY:
             import_module(name)
-        from fedaccord.compat import flower
+        from fedaccord.compat import supernode
 
-        commands = flower.node_commands()
-    os.environ.setdefault(flower.TASK_POLL_VARIABLE, flower.TASK_POLL)
-    flower.send_small_parts()
+        commands = supernode.node_commands()
+    os.environ.setdefault(supernode.TASK_POLL_VARIABLE, supernode.TASK_POLL)
+    supernode.send_small_parts()
     with ExitStack() as stack:
         if short_pauses:
-            stack.enter_context(flower.part_pauses())  # also of the warm process
+            stack.enter_context(supernode.part_pauses())  # also of the warm process
         with refusing(OSError):
             stack.enter_context(warm(commands, forget="fedaccord"))
         forget_file_pages()  # needed by the warm process, not by the SuperNode
-        flower.run_supernode(options, short_pauses)
+        supernode.run_supernode(options, short_pauses)

@@ -14,7 +14,7 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supernode import fleet_http_connection as room
 
-from fedaccord.compat import flower
+from fedaccord.compat import supernode
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ class Failing(http.server.BaseHTTPRequestHandler):
 
 def test_a_supernode_asks_a_superlink_that_fails_again() -> None:
     """Its polls and its heartbeats; Flower ends both."""
-    flower.stay_connected()
+    supernode.stay_connected()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Failing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"127.0.0.1:{server.server_port}"
@@ -73,7 +73,7 @@ def test_a_handshake_that_was_cut_is_repeated(
         raise httpx.ConnectError(text)
 
     monkeypatch.setattr(room.FleetHttpClient, "_unary_unary", fail)
-    flower.stay_connected()
+    supernode.stay_connected()
     gives_up = make_simple_http_retry_invoker().should_giveup
     assert gives_up is not None
     with pytest.raises(httpx.ConnectError) as error:
@@ -87,7 +87,7 @@ def test_a_supernode_whose_heartbeats_end_is_ended(monkeypatch: pytest.MonkeyPat
 
     signals: list[int] = []
     monkeypatch.setattr(os, "kill", lambda _, number: signals.append(number))
-    flower.stay_connected()
+    supernode.stay_connected()
     sender = room.HeartbeatSender(beat)
     sender.start()
     sender._thread.join()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fedaccord.compat import flower
+from fedaccord.compat import supernode
 from fedaccord.process import warm as process_warm
 
 # the command executes its first word; the one that PATH has says so
@@ -206,7 +206,7 @@ def test_pauses_of_a_supernode_grow_while_it_is_idle() -> None:
             self.sleeps.append(seconds)
             self.now += seconds
 
-    pauses = flower.Pauses(clock := Clock())
+    pauses = supernode.Pauses(clock := Clock())
     for pause in (3, 3, 0.5):
         pauses.sleep(pause)
     clock.now += 2.0  # it sends the reply
