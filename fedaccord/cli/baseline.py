@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from fedaccord.config import RunConfig
 
 
-PLUGINS = ("relaxed-init", "sam")  # they make another method; the others belong to the setting
+HOOKS = {"start", "gradient"}  # a plug-in with one of these hooks makes another method
 
 
 def comparison(settings: "RunConfig", preset: str | None = None) -> str | None:
@@ -16,12 +16,14 @@ def comparison(settings: "RunConfig", preset: str | None = None) -> str | None:
     baseline itself and for a resumed run, whose settings were not typed. preset: its own preset."""
     from fedaccord.cli.settings import read_settings
     from fedaccord.config import RunConfig, defaults, in_use
+    from fedaccord.plugins import PLUGINS
     from fedaccord.strategies import METHODS
 
     if settings.resume:
         return None
     baseline = "dfedavg" if settings.strategy.topology.is_decentralised else "fedavg"
-    usual, of_method = defaults(), {*METHODS, *PLUGINS} - {baseline}
+    local = {name for name, kind in PLUGINS.items() if HOOKS & vars(kind).keys()}
+    usual, of_method = defaults(), {*METHODS, *local} - {baseline}
     shared = {
         key: value
         for key, value in settings.flat.items()
