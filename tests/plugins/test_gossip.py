@@ -16,6 +16,7 @@ from fedaccord.plugins.gossip import CHUNK, TOPOLOGIES, Gossip, Network, consens
 from tests import federation
 from tests.reference import problem
 from tests.reference.problem import LeastSquares
+from tests.reference.topology import without
 from tests.strategies.federate import close
 
 M = 8
@@ -107,7 +108,9 @@ def test_metrics_of_a_round() -> None:
     assert last["peer-vectors"] == 2 * M * 2  # links each way, steps
     assert last["peer-bytes"] == 2 * M * 2 * d * 8
     assert last["down-vectors"] == last["up-vectors"] == M
-    assert last["spectral-gap"] == pytest.approx(0.1953, abs=1e-4)
+    assert last["spectral-gap"] == pytest.approx(0.1953, abs=1e-4)  # of one step
+    facts = Gossip(topology="ring", steps=2).graph(seed=0).facts(M)["gossip"]
+    assert facts["spectral-gap"] == last["spectral-gap"]
     assert last["consensus-after"] == pytest.approx(float(consensus_distance(history.weights[-1])))
     assert last["consensus-before"] > last["consensus-after"]
     W = Gossip(topology="ring").matrix(M, 2, seed=0)
@@ -143,6 +146,12 @@ def test_an_absent_node_keeps_its_model(caplog: pytest.LogCaptureFixture) -> Non
     assert history.metrics["replies"].tolist()[1:] == [8, 7, 8]
     # the ring is a path then: its links keep their weights, in both directions
     assert history.metrics["peer-vectors"].tolist()[1:] == [16, 12, 16]
+    W = torch.from_numpy(without(matrix("ring", M).numpy(), [3]))
+    others = [i for i in range(M) if i != 3]
+    local = torch.linalg.solve(W, history.weights[2])  # before they mixed; node 3: as ever
+    row = history.metrics.iloc[2]
+    assert row["consensus-before"] == pytest.approx(float(consensus_distance(local)))
+    assert row["spectral-gap"] == pytest.approx(spectral_gap(W[others][:, others]))
 
 
 # --- bad input ------------------------------------------------------------------------------------

@@ -123,6 +123,12 @@ def test_what_is_wrong_with_a_replys_vectors_is_one_line(
     assert [row["status"] for row in rounds[1].clients] == ["ok", "ok", line, "ok", "ok", "ok"]
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_reply_has_all_local_steps_of_a_fixed_number(steps: int) -> None:
+    rounds = federation(strategy(Scaffold, local_steps=2), 1, with_metrics(steps=steps))
+    assert dropped(rounds) == [f"expected steps to be 2, got {steps}"]
+
+
 def test_a_reply_to_another_message_counts_for_nobody() -> None:
     def other(message: Message, reply: Message) -> Message:
         reply.metadata.__dict__["_reply_to_message_id"] = "unknown"
