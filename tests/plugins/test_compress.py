@@ -29,6 +29,7 @@ from fedaccord.plugins._compressors import (
     largest,
     pack_bits,
     size,
+    uniform,
     unpack_bits,
 )
 from fedaccord.plugins.compress import Compress
@@ -106,6 +107,7 @@ def test_the_k_largest_are_exact() -> None:
             assert len(at) == k
             assert (at.diff() > 0).all()
             assert torch.equal(x[at].abs().sort().values, x.abs().topk(k).values.flip(0))
+    assert largest(equal, 3).tolist() == [0, 1, 2]
     assert len(largest(torch.full((9,), math.nan), 3)) == 3
 
 
@@ -182,6 +184,24 @@ def test_a_block_without_a_large_number_has_a_count_too() -> None:
     packed = TopK(0.01).pack(x, torch.Generator())
     assert [part.numel() for part in packed] == [p.numel for p in TopK(0.01).layout(LONG, x.dtype)]
     assert packed[2].tolist() == [size(0.01, LONG), 0, 0, 0]
+
+
+def test_the_last_place_of_a_block_is_of_that_block() -> None:
+    at = torch.tensor([BLOCK - 1, BLOCK, LONG - 1])
+    x = torch.zeros(LONG).index_fill_(0, at, 2.0)
+    assert torch.equal(through(TopK(3 / LONG), x), x)
+
+
+def test_a_share_is_of_decimal_numbers() -> None:
+    assert 0.29 * 100 < 29
+    assert size(0.29, 100) == 29
+
+
+def test_random_roundings_have_no_bias() -> None:
+    """The smallest and the largest number that is drawn are as far from 0 as from 1."""
+    places = uniform(2**12, torch.Generator().manual_seed(0)) * 2**16
+    assert (places % 1 == 0.5).all()
+    assert 0 < places.min() < places.max() < 2**16
 
 
 # --- what no client sends -------------------------------------------------------------------------
