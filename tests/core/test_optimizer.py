@@ -277,6 +277,7 @@ def test_moments_of_a_model_of_hidden_matrices_are_finite() -> None:
     MUON.step(w, d, own, LR, WD, config)
     upload = MUON.upload(own, config)
     assert own.n.item() == 1
+    assert torch.equal(MUON.resume(upload).m, own.m)  # a client alone begins where it ended
     assert all(part.isfinite().all() for part in upload if part is not None)
 
 

@@ -150,6 +150,30 @@ def test_the_drift_is_that_of_the_models_before_damping(
         assert round.metrics["drift"] == pytest.approx(np.mean(np.square(used)), rel=1e-10)
 
 
+def test_a_clients_update_is_bounded_before_damping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, slow = engine.fleet.local_round, UNEQUAL.index(20.0)
+
+    def far(visit: Any, *more: Any) -> Any:
+        reply, state = usual(visit, *more)
+        if visit.instruction.client == slow:
+            reply = reply._replace(up=reply.up._replace(w=visit.down.w + 10))
+        return reply, state
+
+    monkeypatch.setattr(engine.fleet, "local_round", far)
+    own = buffered(tmp_path) | {"staleness": "polynomial", "max_client_norm": 9 * len(W0) ** 0.5}
+    rows: list[Any] = []
+    run(
+        method_of("fedavg", **own),
+        [EVERYONE] * 14,
+        on_round=lambda round: rows.extend(round.clients),
+    )
+    lines = [row["status"] for row in rows if row["client"] == slow]
+    assert lines
+    assert all(line.startswith("max-client-norm: expected an update") for line in lines)
+
+
 @pytest.mark.parametrize("staleness", ["constant", "polynomial"])
 def test_fednova_with_unequal_steps(staleness: str, tmp_path: Path) -> None:
     steps = [i % 3 + 1 for i in range(C)]

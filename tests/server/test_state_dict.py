@@ -40,15 +40,18 @@ def frozen_net() -> nn.Module:
     return model
 
 
-def app(model: Any = net, calls: list[str] | None = None) -> ClientApp:
+def app(
+    model: Any = net, calls: list[str] | None = None, batches: tuple[int, ...] = (1, 1, 1)
+) -> ClientApp:
     app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         if calls is not None:
             calls.append("train")
-        x, y = DATA[int(str(context.node_config["partition-id"]))]
-        return train_locally(message, context, model=model(), batches=[(x, y)])
+        client = int(str(context.node_config["partition-id"]))
+        own = [DATA[client]] * batches[client]
+        return train_locally(message, context, model=model(), batches=own)
 
     return app
 
@@ -87,6 +90,14 @@ def test_a_model_with_batchnorm_is_trained_as_in_process(kind: Any, policy: str)
     if policy == "mean":  # three batches a round
         assert int(state["1.num_batches_tracked"]) == 6
         assert not torch.equal(state["1.running_mean"], before["1.running_mean"])
+
+
+def test_the_mean_of_counters_is_rounded() -> None:
+    """Of 1, 2 and 2 batches; the clients' next round begins with it."""
+    strategy = FedAvg(buffers="mean", **SETTINGS | {"local_steps": 0, "local_epochs": 1})
+    for rounds, counted in ((1, 2), (2, 4)):
+        result = start(strategy, rounds, client_app=app(batches=(1, 2, 2)))
+        assert int(result.arrays.to_torch_state_dict()["1.num_batches_tracked"]) == counted
 
 
 def test_a_model_with_batchnorm_is_refused_before_any_message() -> None:
