@@ -132,11 +132,11 @@ def test_w_init_is_kept_where_a_late_client_reads_it(name: str, is_kept: bool) -
 def test_a_client_that_lost_its_state_is_forgotten(name: str) -> None:
     method = METHODS[name]()
     half, s = method.client_half(), first_state(method, torch.zeros(D), CLIENTS)
-    s = s._replace(t=4, accepted=torch.tensor([3, -1, 2]))
-    state = forget(method, half, s, [0])
-    assert state.accepted.tolist() == [-1, -1, 2]
+    s = s._replace(t=4, accepted=torch.tensor([3, 1, 2]))
+    state = forget(method, half, s, [0, 2])
+    assert state.accepted.tolist() == [-1, 1, -1]
     assert state._replace(accepted=s.accepted) == s
-    assert s.accepted.tolist() == [3, -1, 2]
+    assert s.accepted.tolist() == [3, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "afedpd", "fedadmm", "fedsmoo", "fedspeed"])
