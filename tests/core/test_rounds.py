@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedaccord.core.client_half import ClientHalf, GradientHook
 from fedaccord.core.cohort import Reply
+from fedaccord.core.privacy import Privacy
 from fedaccord.core.rounds import (
     RoundState,
     Solution,
@@ -115,6 +116,10 @@ def test_a_failed_round_keeps_everything_but_the_round() -> None:
     later = failed_round(failed_round(s))
     assert later == s._replace(t=2, failed=2)
     assert isinstance(later, RoundState)
+    spent = Privacy(releases=3, multiplier=1.0, clip=1.0, share=0.5, adaptive=False)
+    private = s._replace(privacy=spent)
+    assert failed_round(private).privacy == spent.spent()  # its noise was drawn
+    assert failed_round(private, has_cohort=False).privacy == spent
 
 
 @pytest.mark.parametrize(("name", "is_kept"), [("fedinit", True), ("fedavg", False)])

@@ -317,7 +317,10 @@ def test_the_mean_of_duals_if_a_visit_begins_late_and_lasts_long(
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    [("fedavg", "none"), ("fedavg", "topk"), ("afedpd", "none"), ("scaffold", "none")],
+    [
+        *(("fedavg", "none"), ("fedavg", "topk"), ("afedpd", "none"), ("scaffold", "none")),
+        ("fedadmm", "none"),  # whose first visits read w^0
+    ],
 )
 def test_a_run_that_resumes_with_visits_at_work_is_the_same(
     name: str, method: str, tmp_path: Path
