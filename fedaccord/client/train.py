@@ -35,6 +35,7 @@ from fedaccord.storage.store import ContextStore, MissingStateError, Store
 from fedaccord.task.batches import PAIRS, Batch, BatchFormat, Forward
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel, flat_model
+from fedaccord.task.losses import checked
 from fedaccord.task.solver import Loss, Passes, SequentialSolver
 from fedaccord.wire import records
 from fedaccord.wire.handshake import answer_handshake
@@ -96,7 +97,7 @@ def train_locally(
     Raises ValueError on a message, a model or data that do not fit together; Flower sends that to
     the server as an error reply, and the client's state stays as it was.
     """
-    batch_format = BatchFormat(forward, targets)
+    batch_format, loss = BatchFormat(forward, targets), checked(loss)
     if is_handshake(message):
         if not isinstance(batches, Iterator):  # their errors appear before round 1
             for batch in islice(batches, 1):
@@ -132,7 +133,7 @@ def evaluate_locally(
     Raises ValueError if the message is of another kind or requests a model that the client lacks.
     """
     flat = flat_model(model, read_instruction(message).model_settings, forward=forward)
-    data = Data(flat, batches, loss, metrics=metrics, format=BatchFormat(forward, targets))
+    data = Data(flat, batches, checked(loss), metrics=metrics, format=BatchFormat(forward, targets))
     return reply_to_evaluation(message, ContextStore(context), data)
 
 

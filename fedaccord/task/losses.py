@@ -1,9 +1,10 @@
 """Losses by name and by the form of the targets; each is a mean over the samples of a batch."""
 
+import copy
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedaccord.core import named
@@ -17,26 +18,34 @@ AUTO = "auto"
 def loss_of(loss: str | Loss, targets: Tensor) -> Loss:
     """The loss of a setting: a name, or ``package.module:function``; auto: `usual_loss`.
 
-    A function of the user's own, also one that is not in a setting, becomes an `OwnLoss`. Raises
-    ValueError, in one line, if it cannot be imported.
+    Raises ValueError, in one line, as `checked`, and if it cannot be imported.
+    """
+    if not isinstance(loss, str):
+        return checked(loss)
+    if loss == AUTO:
+        return usual_loss(targets)
+    return LOSSES.get(loss) or OwnLoss(named.function("loss", loss), loss)
+
+
+def checked(loss: Loss) -> Loss:
+    """A loss of this module unchanged, a function of the user's own as an `OwnLoss`.
+
+    Raises ValueError, in one line, for a class, and for a module with parameters to train.
     """
     if isinstance(loss, type):
         raise ValueError(
             f"loss: expected a function of (predictions, targets), got the class {loss.__name__}; "
             f"make one of it, as {loss.__name__}()"
         )
-    if not isinstance(loss, str):
-        name = getattr(loss, "__name__", type(loss).__name__)
-        return loss if loss in LOSSES.values() else OwnLoss(loss, name)
-    if loss == AUTO:
-        return usual_loss(targets)
-    return LOSSES.get(loss) or OwnLoss(named.function("loss", loss), loss)
+    name = getattr(loss, "__name__", type(loss).__name__)
+    return loss if loss in LOSSES.values() else OwnLoss(loss, name)
 
 
 @dataclass(frozen=True)
 class OwnLoss:
     """A function of the user's own, (predictions, targets) -> a tensor of ().
 
+    A module is copied; the copy follows the predictions to their device and precision.
     Raises ValueError, in one line, if it fails, changes an argument, or returns something else; if
     the predictions have a gradient, the value must have one.
     """
@@ -44,7 +53,21 @@ class OwnLoss:
     function: Loss
     name: str
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.function, nn.Module):
+            return
+        for name, parameter in self.function.named_parameters():
+            if parameter.requires_grad:
+                raise ValueError(
+                    f"loss: expected a module without parameters to train, {self.name} has "
+                    f"{name!r}, which no step would change: make it a parameter of the model, "
+                    "whose forward returns it in the tensor of predictions"
+                )
+        object.__setattr__(self, "function", copy.deepcopy(self.function))
+
     def __call__(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        if isinstance(self.function, nn.Module):
+            self.function.to(predictions.device, predictions.dtype)
         try:
             value = named.call_unchanged(self.function, predictions, targets)
         except Exception as error:  # the user's own code may raise anything

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedaccord import train_locally
+from fedaccord import evaluate_locally, train_locally
 from fedaccord.core.client_half import ClientHalf
 from fedaccord.core.optimizer import Schedule
 from fedaccord.core.request import StateLost, TrainInstruction
@@ -415,3 +415,11 @@ def test_batches_in_dicts_train_as_pairs_do() -> None:
     assert torch.equal(trained(rows, forward=forward, targets="y"), want)
     with pytest.raises(ValueError, match="give forward="):
         trained(rows, targets="y")
+
+
+def test_a_loss_with_parameters_of_its_own_is_refused_before_round_1() -> None:
+    loss, hello = nn.BCEWithLogitsLoss(), message()
+    loss.scale = nn.Parameter(torch.ones(()))
+    for function in (train_locally, evaluate_locally):
+        with pytest.raises(ValueError, match=r"^loss: .* 'scale', which no step"):
+            function(hello, context(), model=linear(), batches=batches(4), loss=loss)

@@ -219,3 +219,34 @@ def test_numbers_in_a_row_for_outputs_in_a_column(loss: Any) -> None:
     line = r"^model: .* targets' shape \(2,\), got \(2, 1\); give targets as \(n, 1\)$"
     with pytest.raises(ValueError, match=line):
         simulate("fedavg", clients=[(X, Y[:, 0])], model=nn.Linear(3, 1), loss=loss, rounds=1)
+
+
+def test_a_module_as_loss_follows_the_precision_and_stays_as_it_is() -> None:
+    weight = torch.tensor([1.0, 2.0, 3.0])
+    module = nn.CrossEntropyLoss(weight)
+    found, wanted = (
+        simulate("fedavg", loss=loss, dtype=torch.float64, **SMALL).model["weight"]
+        for loss in (module, lambda p, t: F.cross_entropy(p, t, weight.to(p)))
+    )
+    assert torch.equal(found, wanted)
+    assert module.weight is not None
+    assert module.weight.dtype == torch.float32
+
+
+class Scaled(nn.Module):
+    """A loss with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(predictions * self.scale, targets)
+
+
+def test_a_loss_with_parameters_that_no_step_would_change_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"^loss: .* Scaled has 'scale', which no step"
+    ):
+        simulate("fedavg", loss=Scaled(), **SMALL)
+    simulate("fedavg", loss=Scaled().requires_grad_(False), **SMALL)
