@@ -233,11 +233,13 @@ def _warn_of_outliers(number: int, trial: _Trial) -> None:
 
     The second condition avoids warnings for small steps near an optimum.
     """
-    distances = trial.values.get("drift", [])
-    for i, distance in zip(trial.round.cohort.clients, distances, strict=bool(distances)):
-        if distance > OUTLIER * median(distances) and distance > trial.values["scale"][0]:
+    if not (distances := trial.values.get("drift")):
+        return
+    middle = median(distances)
+    for i, distance in zip(trial.round.cohort.clients, distances, strict=True):
+        if distance > OUTLIER * middle and distance > trial.values["scale"][0]:
             log.warning(
                 f"round {number}: the model of client {i} is {distance:.3g} from the last one, the "
-                f"median of the round is {median(distances):.3g}; max-client-norm limits what a "
+                f"median of the round is {middle:.3g}; max-client-norm limits what a "
                 "client may send, max-update-norm the step of a round"
             )

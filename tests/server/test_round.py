@@ -1,5 +1,6 @@
 """The end of a round: what the server's own result must be, and who is far from the others."""
 
+from statistics import median
 from typing import Any
 
 import pytest
@@ -89,6 +90,19 @@ def test_who_is_far_from_the_others_is_named(
     federation(strategy(kind), 1, early(with_w(lambda w: w + 1e15)))
     (line,) = warnings
     assert line.startswith("round 1: the model of client 2 is 2.24e+15 from the last one, the med")
+
+
+def test_a_round_of_many_clients_computes_one_median(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of n distances, in n log n steps; for each client anew it is n times as long."""
+    sizes = []
+
+    def count(distances: list[float]) -> float:
+        sizes.append(len(distances))
+        return median(distances)
+
+    monkeypatch.setattr("fedaccord.federation.round.median", count)
+    federation(strategy(FedAvg), 2)
+    assert sizes == [C, C]
 
 
 def test_small_steps_of_unequal_length_are_no_matter(warnings: list[str]) -> None:
