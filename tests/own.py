@@ -277,6 +277,26 @@ def partitioned() -> Any:
     return Partitioner(), numbers(10, 1)
 
 
+def with_clients(clients: Any) -> Any:
+    return {"train": numbers(4, 0), "test": numbers(4, 1), "client": clients}
+
+
+def clients_of_a_table() -> Any:
+    return with_clients(pd.Series(["b", "a", "b", "c"], index=range(5, 9)))
+
+
+def clients_of_some() -> Any:
+    return with_clients([0, 1, 1])
+
+
+def clients_by_floats() -> Any:
+    return with_clients(np.array([0.5, 1, 1, 2]))
+
+
+def clients_twice() -> Any:
+    return with_clients([0, 0, 1, 1]) | {"train": Partitioner()}
+
+
 def sequences() -> Any:
     """The next token of each."""
     tokens = torch.randint(1, 9, (12, 6), generator=torch.Generator().manual_seed(0))

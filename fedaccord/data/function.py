@@ -12,7 +12,15 @@ from fedaccord.core import named
 from fedaccord.core.options import did_you_mean, key_of
 from fedaccord.data.cache import channel_stats
 from fedaccord.data.fingerprint import of_tensors
-from fedaccord.data.kind import Augmentation, Dataset, Kind, ReadOptions, Source, warn_if_whole
+from fedaccord.data.kind import (
+    Augmentation,
+    Dataset,
+    Kind,
+    ReadOptions,
+    Source,
+    number_owners,
+    warn_if_whole,
+)
 from fedaccord.data.samples import (
     IGNORED,
     Split,
@@ -25,7 +33,7 @@ from fedaccord.data.seeding import seeded
 from fedaccord.data.text import encode, tokenizer_of
 
 FUNCTIONS = named.Functions("fedaccord.datasets")
-ENTRIES = ("train", "test", "classes", "vocabulary", "augment")  # of a function's mapping
+ENTRIES = ("train", "test", "classes", "vocabulary", "augment", "client")  # of a function's mapping
 log = logging.getLogger("flwr")
 FORM = "(train, test), or a mapping of " + ", ".join(ENTRIES)
 
@@ -42,7 +50,8 @@ def from_function(name: str, data_dir: str, reading: ReadOptions) -> Dataset:
 
     It returns (train, test), or a mapping with these keys; both in a form of `samples.split_of`,
     train also as a Flower partitioner (``load_partition``, ``num_partitions``), for
-    ``partition=natural``; test also None, empty or left out, for clients without test samples.
+    ``partition=natural``, as is ``client``, a name or a number for each training sample; test also
+    None, empty or left out, for clients without test samples.
     ``classes`` of a mapping is the number of classes, or their names in the order of the labels;
     without it the labels of both splits count, from 0 on. ``vocabulary``: how many token ids there
     are. ``augment``: a function of (inputs (b, ...) as they are stored, generator) that returns
@@ -76,11 +85,16 @@ def _dataset(name: str, content: Any, reading: ReadOptions) -> Dataset:
     if unknown := [key for key in content if key not in ENTRIES]:
         near = did_you_mean(str(unknown[0]), ENTRIES)
         raise ValueError(f"expected a mapping of {', '.join(ENTRIES)}, got {unknown[0]!r}{near}")
-    train, owners = content["train"], None
+    train, clients = content["train"], content.get("client")
+    owners: Tensor | None = None
     if hasattr(train, "load_partition"):
+        if clients is not None:
+            raise ValueError("expected client or a partitioner as train, got both")
         train, owners = partitioned(train)
     else:
         train = split_of(train)
+        if clients is not None:
+            owners = _owners(clients, len(train.y))
     test = content.get("test")
     targets = test[1] if isinstance(test, tuple | list) and len(test) == 2 else test
     if test is None or (isinstance(targets, Sized) and not len(targets)):
@@ -156,6 +170,18 @@ def _dataset(name: str, content: Any, reading: ReadOptions) -> Dataset:
         checksum=of_tensors(tensors),
         augment=_augmentation(content.get("augment"), train.x[:2]),
     )
+
+
+def _owners(clients: Any, samples: int) -> Tensor:
+    """(n,) the client of each sample, from 0 on, of names or numbers."""
+    names = clients.tolist() if hasattr(clients, "tolist") else [*clients]
+    if wrong := [name for name in names if type(name) not in (int, str)]:
+        raise ValueError(f"expected client as integers or names, got {wrong[0]!r}")
+    if len(names) != samples:
+        raise ValueError(
+            f"expected the client of each of {samples} training samples, got {len(names)}"
+        )
+    return torch.from_numpy(number_owners("client", names))
 
 
 def _augmentation(function: Any, inputs: Tensor) -> Augmentation | None:

@@ -112,6 +112,13 @@ def test_a_partitioner_gives_the_client_of_each_sample() -> None:
     assert owners.bincount().tolist() == [5, 10, 25]
 
 
+def test_a_column_gives_the_client_of_each_sample() -> None:
+    assert of("clients_of_a_table").owners.tolist() == [1, 0, 1, 2]
+    config = TaskConfig(dataset="tests.own:clients_of_a_table", partition="natural")
+    task = load_task(config, num_clients=3)
+    assert [task.num_examples(i) for i in range(3)] == [1, 2, 1]
+
+
 def test_a_class_without_training_samples_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert of("unseen_class").classes == 4
     assert "no training sample has the label 2 of 0 to 3: the model has 4 outputs" in caplog.text
@@ -225,6 +232,9 @@ def test_integers_stay_integers() -> None:
             "halved",
             r"augment to return inputs as given, \(2, 3\) torch.float32, got \(2, 2\) torch",
         ),
+        ("clients_of_some", "expected the client of each of 4 training samples, got 3"),
+        ("clients_by_floats", "expected client as integers or names, got 0.5"),
+        ("clients_twice", "expected client or a partitioner as train, got both"),
         ("augmented_by_name", "augment as a function, got a str"),
         ("letters", "function of no parameters, or of data_dir, in any order; .* has 'text'"),
     ],
