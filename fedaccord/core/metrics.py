@@ -179,23 +179,35 @@ def own_metric(path: str, of_classes: bool) -> Metric:
     )
 
 
+CLASSES_LAST = "put the classes last, by output.movedim(1, -1)"
+
+
+def are_classes_second(predictions: Tensor, targets: Tensor) -> bool:
+    """Whether predictions have the shape (n, classes, ...) for targets (n, ...) of several."""
+    return targets.ndim > 1 and predictions.shape[:1] + predictions.shape[2:] == targets.shape
+
+
 def check_classes(predictions: Tensor, targets: Tensor) -> None:
     """Raise ValueError unless predictions are scores of two or more classes for each target."""
     if predictions.shape[:-1] != targets.shape or predictions.shape[-1] < 2:
+        advice = "give labels as (n,), as floats to predict numbers"
+        if are_classes_second(predictions, targets):
+            advice = CLASSES_LAST
         raise ValueError(
             "model: expected scores (..., classes) of two or more classes for labels of shape "
-            f"{tuple(targets.shape)}, got {tuple(predictions.shape)}; give labels as (n,), as "
-            "floats to predict numbers, or set metrics= to functions that read such outputs"
+            f"{tuple(targets.shape)}, got {tuple(predictions.shape)}; {advice}, or set metrics= "
+            "to functions that read such outputs"
         )
 
 
 def check_alike(predictions: Tensor, targets: Tensor) -> None:
     """Raise ValueError unless predictions and targets have the same shape."""
     if predictions.shape != targets.shape:
-        column = predictions.shape == (*targets.shape, 1)
-        advice = (
-            "give targets as (n, 1)" if column else "end the model with a layer of as many outputs"
-        )
+        advice = "end the model with a layer of as many outputs, or give classes as integers"
+        if predictions.shape == (*targets.shape, 1):
+            advice = "give targets as (n, 1)"
+        elif (*predictions.shape, 1) == targets.shape:
+            advice = "return (n, 1), without squeeze"
         raise ValueError(
             f"model: expected predictions of the targets' shape {tuple(targets.shape)}, got "
             f"{tuple(predictions.shape)}; {advice}"

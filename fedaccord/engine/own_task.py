@@ -114,11 +114,17 @@ def _part(what: str, samples: Any, clients: Sequence[Any], form: BatchFormat) ->
 def _check_tensors(what: str, samples: Any, first: Any) -> None:
     """Raise ValueError unless these are (x, y) of one length, alike client 0's."""
     if len(samples) != 2:
-        raise ValueError(f"{what}: expected tensors (x, y), got {describe(samples)}")
+        raise ValueError(
+            f"{what}: expected tensors (x, y), or a torch Dataset, as TensorDataset(a, b, y), got "
+            f"{describe(samples)}"
+        )
     for part in samples:
         if not isinstance(part, Tensor):
             kind = type(part).__name__
-            raise ValueError(f"{what}: expected tensors, got {kind}; use torch.as_tensor")
+            numbers = "table.to_numpy()" if hasattr(part, "to_numpy") else "array"
+            raise ValueError(
+                f"{what}: expected tensors, got {kind}; use torch.as_tensor({numbers})"
+            )
     x, y = samples
     if not (x.ndim and y.ndim) or len(x) != len(y) or not len(x):
         raise ValueError(f"{what}: expected equally many inputs and targets, at least one each")

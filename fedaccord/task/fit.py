@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from fedaccord.core.metrics import Metric, check_alike
+from fedaccord.core.metrics import CLASSES_LAST, Metric, are_classes_second, check_alike
 from fedaccord.core.named import call_unchanged
 from fedaccord.data.samples import IGNORED, negative
 from fedaccord.data.seeding import seeded
@@ -75,7 +75,8 @@ def check_fit(
         with_loss = next((f", with loss={name}" for name, it in LOSSES.items() if it is loss), "")
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if loss is sequence_cross_entropy:
-            reason += "; of one-hot targets give the classes (n,), as targets.argmax(1)"
+            one_hot = "of one-hot targets give the classes (n,), as targets.argmax(1)"
+            reason += f"; {CLASSES_LAST if are_classes_second(predictions, targets) else one_hot}"
         raise ValueError(f"{line} of {wanted}{with_loss}: {reason}") from error
     if isinstance(loss, OwnLoss) and value.isnan():
         log.warning("loss: %s is NaN for predictions of the untrained model", loss.name)

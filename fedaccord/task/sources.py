@@ -9,8 +9,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
+from fedaccord.core.named import one_line
 from fedaccord.core.vectors import index_rows
 from fedaccord.data.partition import has_classes
 from fedaccord.data.seeding import each_seeded, seeded
@@ -38,8 +45,9 @@ class DatasetSource:
         order = torch.arange(self.size)
         if random and batch_size:
             order = torch.randperm(self.size, generator=random.generator)
-        for rows in torch.split(order, batch_size or self.size):
-            yield self._batch(rows, random.seed() if random else 0)
+        step = batch_size or self.size
+        for first in range(0, self.size, step):
+            yield self._batch(order[first : first + step], random.seed() if random else 0)
 
     def only(self, rows: Tensor) -> "DatasetSource":
         """Some of the rows, (n,) from 0."""
@@ -51,7 +59,15 @@ class DatasetSource:
         if isinstance(self.rows, tuple):
             return tuple(index_rows(part, rows) for part in self.rows)
         with seeded(seed):
-            return default_collate([self.rows[i] for i in rows.tolist()])
+            samples = [self.rows[i] for i in rows.tolist()]
+            try:
+                return default_collate(samples)
+            except Exception as error:  # of samples of any form
+                raise ValueError(
+                    "expected a Dataset whose samples have one form and shape, got others "
+                    f"({one_line(error)}): pad them, or give the batches of a DataLoader with "
+                    "collate_fn, as lambda generator: loader"
+                ) from error
 
 
 @dataclass(frozen=True)
@@ -129,7 +145,9 @@ def source_of(samples: Any, form: BatchFormat) -> Source:
     if isinstance(samples, Tensor | Mapping | str) or not (
         callable(samples) or (hasattr(samples, "__len__") and hasattr(samples, "__getitem__"))
     ):
-        raise ValueError(f"expected {FORMS}, got {type(samples).__name__}")
+        loader = "; a function may return a DataLoader, as lambda generator: loader"
+        advice = loader if isinstance(samples, DataLoader | IterableDataset) else ""
+        raise ValueError(f"expected {FORMS}, got {type(samples).__name__}{advice}")
     if hasattr(samples, "__getitem__"):
         rows = tuple(samples) if is_tensors(samples) else samples
         source: Source = DatasetSource(

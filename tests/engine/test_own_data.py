@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -313,7 +314,11 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ([{"x": 1, "y": 2}], {}, "clients: client 0: expected tensors .* got dict"),
     ("ab", {}, "clients: expected a list of the samples of each client, got str"),
     ([(torch.tensor(1.0), torch.tensor(1))], {}, "client 0: expected equally many inputs"),
-    ([CLIENTS[0], (1, 2, 3)], {}, r"client 1: expected tensors \(x, y\), got a tuple of 3"),
+    (
+        [CLIENTS[0], (1, 2, 3)],
+        {},
+        r"client 1: expected .* TensorDataset\(a, b, y\), got a tuple of 3",
+    ),
     ([CLIENTS[0], lambda g: []], {}, "client 1: expected at least one sample, got none"),
     ([lambda g: [3]], {}, r"client 0: batch: expected \(inputs, targets\) or a dict, got a int"),
     (ROWS, {}, "expected the targets under 'label', got a dict of 'ids', 'name', 'topic'; give "),
@@ -339,6 +344,11 @@ class Broken(Rows):
         raise OSError(f"no file {i}\nat all")
 
 
+class Ragged(Rows):
+    def __getitem__(self, i: int) -> Any:
+        return torch.ones(i + 1), 0
+
+
 class Lists(Rows):
     def __getitem__(self, i: int) -> dict[str, Any]:
         return {"label": 1, "img": [[0.0, 1.0], [1.0, 0.0]]}
@@ -354,6 +364,13 @@ REFUSED += [
     ([CLIENTS[0], lambda g: 1 / 0], {}, "^clients: client 1: expected .* ZeroDivisionError: .* at"),
     ([CLIENTS[0], Broken(CLIENTS[1])], {}, "^clients: client 1: expected .* OSError: no file 0 at"),
     (CLIENTS, {"test": Broken(CLIENTS[1])}, "^test: expected .* OSError: no file 0 at all at /"),
+    (
+        [Ragged(CLIENTS[1])],
+        {},
+        r"^expected a Dataset .* one form .* \(RuntimeError: .* pad",
+    ),
+    ([DataLoader(TensorDataset(X, Y))], {}, "^clients: .* DataLoader; .* lambda generator: loader"),
+    ([(pd.DataFrame(X.numpy()), Y)], {}, r"^clients: .* torch.as_tensor\(table.to_numpy\(\)\)$"),
     (3, {}, "^clients: expected a list of the samples of each client, got int; "),
     (CLIENTS, {"model": nn.LazyLinear(3)}, "^model: expected parameters with values, LazyLinear"),
     ([CLIENTS[0], (X, Y - 1)], {}, "^clients: client 1: expected labels from 0 on, got -1; number"),
@@ -607,6 +624,14 @@ def test_a_label_of_a_sequence_without_an_output_is_refused_before_a_round() -> 
     with pytest.raises(ValueError, match=r"^clients: client 1: .* below 3, .*, got "):
         simulate("fedavg", clients=[(x, y), (x, y + 3)], model=classes_first, loss="cross-entropy")
     simulate("fedavg", clients=[(x, y)], model=classes_first, loss="cross-entropy", rounds=1)
+
+
+@pytest.mark.parametrize("loss", ["auto", "cross-entropy"])
+def test_outputs_with_the_classes_second_are_named(loss: str) -> None:
+    """(n, classes, h, w), as of segmentation."""
+    x, y = torch.randn(4, 2, 5, 5), torch.zeros(4, 5, 5, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"^model: .*; put the classes last, by output.movedim"):
+        simulate("fedavg", clients=[(x, y)], test=(x, y), model=nn.Conv2d(2, 3, 1), loss=loss)
 
 
 def test_labels_of_another_shape_than_the_scores_are_refused_before_a_round() -> None:

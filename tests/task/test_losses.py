@@ -221,6 +221,20 @@ def test_numbers_in_a_row_for_outputs_in_a_column(loss: Any) -> None:
         simulate("fedavg", clients=[(X, Y[:, 0])], model=nn.Linear(3, 1), loss=loss, rounds=1)
 
 
+@pytest.mark.parametrize(
+    ("y", "model", "advice"),
+    [
+        (Y, nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), r"return \(n, 1\), without squeeze"),
+        (CLASSES.float(), nn.Linear(3, 3), "layer of as many outputs, or give classes as integers"),
+    ],
+)
+def test_numbers_of_another_shape_than_the_outputs(
+    y: Tensor, model: nn.Module, advice: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^model: .*{advice}$"):
+        simulate("fedavg", clients=[(X, y)], model=model, rounds=1)
+
+
 def test_a_module_as_loss_follows_the_precision_and_stays_as_it_is() -> None:
     weight = torch.tensor([1.0, 2.0, 3.0])
     module = nn.CrossEntropyLoss(weight)
@@ -245,8 +259,6 @@ class Scaled(nn.Module):
 
 
 def test_a_loss_with_parameters_that_no_step_would_change_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"^loss: .* Scaled has 'scale', which no step"
-    ):
+    with pytest.raises(ValueError, match=r"^loss: .* Scaled has 'scale', which no step"):
         simulate("fedavg", loss=Scaled(), **SMALL)
     simulate("fedavg", loss=Scaled().requires_grad_(False), **SMALL)
