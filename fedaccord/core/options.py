@@ -78,7 +78,8 @@ def check_option(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
     if isinstance(value, bool) and (word := str(value).lower()) in rule["choices"]:
         value = word  # as TOML reads it
     if type(value) is not kind:
-        raise ValueError(f"{name}: expected {_name(kind)}, got {value!r}")
+        got = " ".join(repr(value).split())  # of an object, as an optimiser of PyTorch
+        raise ValueError(f"{name}: expected {_name(kind)}, got {got:.80}")
     if kind is str and "\0" in value:
         what = "a path" if rule["path"] else "a text"
         raise ValueError(f"{name}: expected {what} without the character NUL, got {value!r}")

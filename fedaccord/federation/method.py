@@ -74,10 +74,10 @@ class Method(Settings, ABC):
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.local_optimizer, Optimizer | None):
+        if type(own := self.local_optimizer) not in (type(None), *OPTIMIZERS.values()):
             raise ValueError(
-                f"local_optimizer: expected one as AdamW(beta1=0.8), got {self.local_optimizer!r}; "
-                "optimizer='adamw' chooses one by its name"
+                f"local_optimizer: expected one as AdamW(beta1=0.8), got a {type(own).__name__}; "
+                "optimizer='adamw' is one by name, a method's own_optimizer one of your own"
             )
         if self.local_optimizer is not None:
             name = self.local_optimizer.registered_name()

@@ -1,14 +1,18 @@
 """Local optimisers: PyTorch's on one client, dense references in a federation."""
 
+import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from fedaccord import simulate
 from fedaccord import strategies as S
 from fedaccord.core.optimizer import (
     OPTIMIZERS,
@@ -131,11 +135,46 @@ def test_no_momentum_is_sgd(schedule: str) -> None:
     torch.testing.assert_close(plain, none, rtol=1e-14, atol=1e-14)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", Momentum])
+def by_the_page() -> dict[str, Any]:
+    """What the code of docs/optimizers.md defines."""
+    page = (Path(__file__).parents[2] / "docs" / "optimizers.md").read_text(encoding="utf-8")
+    (code,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "class " in code)
+    content: dict[str, Any] = {"__name__": "page"}
+    exec(code, content)
+    return content
+
+
+@pytest.mark.parametrize("vectorize", ["off", "on"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_an_optimiser_of_ones_own_takes_its_steps(schedule: str, vectorize: str) -> None:
+    """Adagrad: two clients with one sample set, whose control variates are equal, as PyTorch's."""
+    x, y = torch.randn(6, 3).double(), torch.randn(6, 1).double()
+    model = nn.Linear(3, 1).double()
+    own = {"local_steps": K, "lr": LR, "weight_decay": 0.0, "fraction_train": 1.0, "batch_size": 0}
+    method = by_the_page()["ScaffoldAdagrad"](**settings(schedule, **own))
+    history = simulate(method, clients=[(x, y)] * 2, model=model, rounds=T, vectorize=vectorize)
+    for _ in range(T):
+        steps = torch.optim.Adagrad(model.parameters(), lr=LR)
+        falling = FALLING[schedule](steps)
+        for _ in range(K):
+            steps.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            steps.step()
+            falling.step()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(history.model[name], value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["adamw", Momentum, torch.optim.Adam([torch.ones(1)]), "of the page"]
+)
 def test_an_optimiser_that_is_none_is_one_line(optimizer: Any) -> None:
-    line = r"^local_optimizer: expected one as AdamW\(beta1=0.8\), got .*; optimizer='adamw'"
-    with pytest.raises(ValueError, match=line):
+    line = r"^local_optimizer: expected one as AdamW\(beta1=0.8\), got .*; optimizer='adamw'.*"
+    optimizer = by_the_page()["Adagrad"]() if optimizer == "of the page" else optimizer
+    with pytest.raises(ValueError, match=f"{line}own_optimizer one of your own$"):
         S.FedAvg(local_optimizer=optimizer)
+    with pytest.raises(ValueError, match=r"^optimizer: expected a string, got Adam \( Para"):
+        S.FedAvg(optimizer=torch.optim.Adam([torch.ones(1)]))  # type: ignore[arg-type]
 
 
 def test_sgd_has_no_subclasses() -> None:
