@@ -200,7 +200,7 @@ def simulate(
     a torch.Generator, whose state depends only on seed, round, client and pass, as do the default
     generators of PyTorch, NumPy and Python: a function without other randomness gives the same
     weights when a run resumes and with ``workers``. It is also
-    called once before round 1 to count its samples, and every pass must have as many; its batches
+    called before round 1 to count its samples; every pass must end and have as many. Its batches
     are used unchanged for any ``batch_size``, which is refused if all clients are functions.
     test: samples to evaluate on, with ``clients``, in one of these forms, of which each client
     that evaluates has a share (not of a function's); or a list of each client's own, None for a

@@ -201,3 +201,17 @@ def test_components() -> None:
 def test_a_matrix_beyond_memory_is_one_line() -> None:
     with pytest.raises(ValueError, match=r"^gossip: expected at most 10000 nodes, .* got 1000000$"):
         Gossip().matrix(10**6, 0, 0)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.3])
+def test_components_are_the_nodes_that_reach_each_other(share: float) -> None:
+    links = torch.rand(20, 20, generator=torch.Generator().manual_seed(0)) < share
+    reach = torch.linalg.matrix_power((links | torch.eye(20, dtype=torch.bool)).double(), 20) > 0
+    both = (reach & reach.T).unique(dim=0).tolist()
+    assert sorted([i for i in range(20) if row[i]] for row in both) == components(links.double())
+
+
+def test_the_spectral_gap_of_a_symmetric_matrix_is_that_of_its_singular_values() -> None:
+    W = matrix("grid", 12)
+    gap = 1 - float(torch.linalg.matrix_norm(W - 1 / 12, ord=2))
+    assert spectral_gap(W) == pytest.approx(gap, abs=1e-14)
