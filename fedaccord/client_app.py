@@ -17,7 +17,7 @@ from fedaccord.client.train import (
     reply_to_training,
     train_locally,
 )
-from fedaccord.config import RunConfig, keys_of
+from fedaccord.config import RunConfig, keys, keys_of
 from fedaccord.core import named
 from fedaccord.core.options import unread
 from fedaccord.core.request import ModelLayout, ModelSettings
@@ -78,9 +78,9 @@ def _card(task_of: Callable[[Context], Task], context: Context) -> Mapping[str, 
 
 
 def _test(task_of: Callable[[Context], Task], message: Message, context: Context) -> Message:
-    instruction = read_instruction(message)
+    task, instruction = task_of(context), read_instruction(message)
     _check_client(context, instruction.client)
-    data = test_data(task_of(context), instruction)
+    data = test_data(task, instruction)
     return reply_to_evaluation(message, memory_of(context, instruction.federation), data)
 
 
@@ -181,6 +181,8 @@ OWN_KEYS = [
     for key, field in (keys_of(RunConfig) | keys_of(TaskConfig)).items()
     if field.metadata["node"]
 ]
-FUNCTION_KEYS = [key for key, field in keys_of(TaskConfig).items() if field.metadata["also"] != ()]
+FUNCTION_KEYS = [
+    key for key, field in keys().items() if isinstance(field.metadata["also"], named.Functions)
+]
 
 app = make_app(configured_task)

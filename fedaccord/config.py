@@ -245,7 +245,9 @@ def _strategy(flat: Mapping[str, Any]) -> FederatedStrategy:
 
 
 def _optimizer(name: str, flat: Mapping[str, Any]) -> Optimizer | None:
-    """The optimiser if it has options; None: its name is sufficient."""
+    """The optimiser if it has options in a table; None: its name is sufficient."""
+    if name not in OPTIMIZERS:
+        return None
     kind = OPTIMIZERS[name]
     values = {f.name: flat[f"{name}.{key_of(f.name)}"] for f in options(kind)}
     return kind(**values) if values else None

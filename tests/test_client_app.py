@@ -1,5 +1,6 @@
 """The app's ClientApp: the node's configuration, its data, its model."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,19 @@ from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedaccord import train_locally
+from fedaccord import client_app, simulate, train_locally
 from fedaccord.client_app import app, configured_task, memory_of
 from fedaccord.config import RunConfig
+from fedaccord.core.rule import Registered
 from fedaccord.engine import quiet
+from fedaccord.engine.keywords import keys_of
+from fedaccord.federation.errors import FederationError
 from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.run import Run
 from fedaccord.storage.store import ContextStore
 from fedaccord.strategies import FedAvg
 from fedaccord.task import load_task, multiplications
+from fedaccord.wire import codec, instruction
 from fedaccord.wire import handshake as module
 from tests.grid import InProcessGrid
 from tests.own import save
@@ -88,6 +93,54 @@ def test_a_node_counts_its_threads_once(monkeypatch: pytest.MonkeyPatch) -> None
     finally:
         torch.set_num_threads(before)
     assert len(calls) == 1
+
+
+# --- the run's optimiser --------------------------------------------------------------------------
+
+STEPS = """
+from fedaccord.core import SGD, Optimizer
+
+class Halved(Optimizer):
+    def step(self, w, d, own, lr, decay, config):
+        SGD().step(w, d, own, lr / 2, decay, config)
+"""
+
+
+@pytest.mark.parametrize("allowed", ["halved", ""])
+def test_a_node_imports_the_optimizer_before_it_reads_a_message(
+    allowed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each message, also one to evaluate, may be the first of a process."""
+    (tmp_path / "halved.py").write_text(STEPS, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    plain = {"model": "linear", "local_steps": 2, "num_clients": 3, "fraction_train": 1.0}
+    more = {"algo": "fedavg", "optimizer": "halved:Halved", "evaluation": "clients"}
+    config = RunConfig.make(keys_of(plain | more))
+
+    def forget(message: Message, context: Context, call_next: Any) -> Message:
+        context.node_config["allowed-imports"] = allowed
+        sys.modules.pop("halved", None)
+        Registered.registry.pop("halved", None)
+        for cached in (client_app._prepared, instruction._read_common, codec.loads):
+            cached.cache_clear()
+        return call_next(message, context)
+
+    initial = ArrayRecord(load_task(config.task, num_clients=3).module().state_dict())
+    each = ClientApp(mods=[forget])
+    each.train()(app._registered_funcs["train.default"])
+    each.evaluate()(app._registered_funcs["evaluate.default"])
+    with InProcessGrid(each, 3, config.flat) as grid, quiet():
+        run = Run(config.strategy, MessageFleet(grid), initial, 2)
+        if not allowed:
+            with pytest.raises(FederationError, match="optimizer: this node imports nothing from"):
+                run.play()
+            return
+        result = run.play()
+    history = simulate("fedavg", **plain, lr=config.strategy.lr / 2, rounds=2)
+    for name, value in result.arrays.to_torch_state_dict().items():
+        torch.testing.assert_close(value, history.model[name])
+    for metrics in result.evaluate_metrics_clientapp.values():
+        assert metrics["client-loss"] > 0
 
 
 # --- a node's own data ----------------------------------------------------------------------------

@@ -142,7 +142,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [  # ...: more follows
     ),
     (
         {"optimizer": "adam"},
-        "optimizer: expected one of sgd, momentum, adamw, muon, got 'adam' (did you mean 'adamw'?)",
+        "optimizer: expected one of sgd, momentum, adamw, muon, or package.module:function, got "
+        "'adam' (did you mean 'adamw'?)",
     ),
     ({"lr": "fast"}, "lr: expected a number, got 'fast'"),
     ({"lr": True}, "lr: expected a number, got True"),

@@ -74,7 +74,7 @@ class ClientHalf:
     @property
     def _keeps(self) -> bool:
         """Whether the optimiser's vectors belong to the client's state."""
-        return self.optimizer_state == "keep" and self.optimizer.sends is not Stateless
+        return self.optimizer_state == "keep" and not self.optimizer.is_stateless
 
     def moments(self, w: Vector, down: Any, state: Any) -> Any:
         """The optimiser's vectors before the first step, to be changed in place; w: w_{i,0}."""

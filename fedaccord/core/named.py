@@ -133,9 +133,10 @@ def call(key: str, path: str, offered: Mapping[str, Any]) -> Any:
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     required = [p.name for p in takes if p.default is p.empty and p.kind not in variadic]
     if strange := [name for name in required if name not in offered or name not in by_name]:
+        some = f", or of {', '.join(offered)}, in any order" if offered else ""
         raise ValueError(
-            f"{key}: expected a function of no parameters, or of {', '.join(offered)}, in any "
-            f"order; {path} has {strange[0]!r}: give it a default"
+            f"{key}: expected a function of no parameters{some}; {path} has {strange[0]!r}: give "
+            "it a default"
         )
     try:
         return called(**{name: offered[name] for name in by_name if name in offered})

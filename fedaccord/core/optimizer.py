@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from fedaccord.core import named
 from fedaccord.core.options import option
 from fedaccord.core.rule import LocalConfig, Registered, Stateless
 from fedaccord.core.vectors import Vector, to_device
@@ -71,6 +72,11 @@ class Optimizer(Registered):
     """Takes local steps; a message carries its short name and its options."""
 
     sends: ClassVar[Any] = Stateless  # NamedTuple type of what `average` sends: vectors or None
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether it has no vectors."""
+        return type(self).init is Optimizer.init
 
     def init(self, w: Vector) -> Any:
         """The vectors before the first step, as a NamedTuple; `step` changes them in place."""
@@ -262,6 +268,35 @@ class Muon(AdamW):
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     kind.registered_name(): kind for kind in (SGD, Momentum, AdamW, Muon)
 }
+FUNCTIONS = named.Functions("fedaccord.optimizers")  # classes, or functions that return an object
+
+
+def made(name: str) -> Optimizer:
+    """The optimiser of a setting, with its default options: of `OPTIMIZERS`, or of one's own.
+
+    Raises ValueError, in one line, if that cannot be imported, called or used.
+    """
+    if kind := OPTIMIZERS.get(name):
+        return kind()
+    own = named.call("optimizer", FUNCTIONS.path(name), {})
+    if not isinstance(own, Optimizer):
+        raise ValueError(
+            f"optimizer: expected a subclass of Optimizer, or a function that returns one's object "
+            f"without arguments, {name} returned a {type(own).__name__}"
+        )
+    return own
+
+
+def setting_of(optimizer: Any) -> str:
+    """The setting that names the class of an optimiser. Raises ValueError if it is none."""
+    kind = type(optimizer)
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(
+            f"local_optimizer: expected one as AdamW(beta1=0.8), got a {kind.__name__}; "
+            "optimizer='adamw' is one by name, a subclass of Optimizer one of your own"
+        )
+    name = kind.registered_name()
+    return name if OPTIMIZERS.get(name) is kind else f"{kind.__module__}:{kind.__name__}"
 
 
 def pieces_of(v: Vector, config: LocalConfig) -> tuple[Vector, ...]:

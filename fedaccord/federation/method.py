@@ -16,7 +16,7 @@ from fedaccord.core.client_half import ClientHalf, has_personal
 from fedaccord.core.cohort import Client, Cohort, Cohorts
 from fedaccord.core.cost import Cost, cost_of
 from fedaccord.core.method_settings import OWN_BUFFERS, OWN_STATES, combine, expect, in_use
-from fedaccord.core.optimizer import OPTIMIZERS, Optimizer
+from fedaccord.core.optimizer import Optimizer, made, setting_of
 from fedaccord.core.options import argument, check_options, listed, plain
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.privacy import Guarantee, Masking, guarantee_of, has_noisy_sums
@@ -74,13 +74,8 @@ class Method(Settings, ABC):
     )
 
     def __post_init__(self) -> None:
-        if type(own := self.local_optimizer) not in (type(None), *OPTIMIZERS.values()):
-            raise ValueError(
-                f"local_optimizer: expected one as AdamW(beta1=0.8), got a {type(own).__name__}; "
-                "optimizer='adamw' is one by name, a method's own_optimizer one of your own"
-            )
         if self.local_optimizer is not None:
-            name = self.local_optimizer.registered_name()
+            name = setting_of(self.local_optimizer)
             if self.optimizer == type(self).optimizer and "optimizer" not in self.replaces:
                 object.__setattr__(self, "optimizer", name)
             if self.optimizer_name != name:
@@ -128,6 +123,9 @@ class Method(Settings, ABC):
             expect(self, "optimizer", ["sgd"], f"with {name}, whose formulas assume its steps")
             why = "whose formulas assume one rate a round"
             expect(self, "lr-schedule", ["constant"], f"with {name}, {why}")
+        if own.sends is Stateless and not own.is_stateless:
+            why = f"with {type(own).__name__}, which does not declare what it sends"
+            expect(self, "optimizer-state", OWN_STATES, why)
         if self.all_clients or self.sampling != "fixed":
             why = "its rounds have all clients" if self.all_clients else "cohorts vary in size"
             beside = f"with {name} and sampling={self.sampling}"
@@ -150,7 +148,7 @@ class Method(Settings, ABC):
 
     def own_optimizer(self) -> Optimizer:
         """The optimiser of the local steps."""
-        return self.local_optimizer or OPTIMIZERS[self.optimizer_name]()
+        return self.local_optimizer or made(self.optimizer_name)
 
     def own_state(self) -> str:
         """Its vectors between rounds, as `optimizer_state`."""

@@ -3,7 +3,7 @@
 from dataclasses import Field, dataclass
 from typing import Any
 
-from fedaccord.core.optimizer import OPTIMIZERS, SCHEDULES, STATES, Schedule
+from fedaccord.core.optimizer import FUNCTIONS, OPTIMIZERS, SCHEDULES, STATES, Schedule
 from fedaccord.core.options import check_options, option, options
 from fedaccord.core.request import BUFFERS, ModelSettings
 from fedaccord.federation.device_profiles import LOGNORMAL, NONE, PROFILES
@@ -139,7 +139,10 @@ class Settings:
     weight_decay: float = option(0.001, "local weight decay, outside clip and corrections", low=0)
     clip_norm: float = option(10.0, "bound on the norm of the data gradient; 0: off", low=0)
     optimizer: str = option(
-        "sgd", "optimizer of the local steps; its options are in its table", choices=[*OPTIMIZERS]
+        "sgd",
+        "optimizer of the local steps; its options are in its table",
+        choices=[*OPTIMIZERS],
+        also=FUNCTIONS,
     )
     optimizer_state: str = option(
         "reset",

@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from fedaccord.core import Cohort, LocalRule, Model, Vector, option
-from fedaccord.core.optimizer import OPTIMIZERS
+from fedaccord.core.optimizer import FUNCTIONS, OPTIMIZERS
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies.fedavg import FedAvgClient
 
@@ -40,7 +40,7 @@ class DiLoCo(FederatedStrategy):
     synchronous = ""
     replaces: ClassVar = {"optimizer": "diloco has its own, by diloco.inner"}
 
-    inner: str = option("adamw", "optimiser of the clients", choices=[*OPTIMIZERS])
+    inner: str = option("adamw", "optimiser of the clients", choices=[*OPTIMIZERS], also=FUNCTIONS)
     mu: float = option(0.9, "server momentum", low=0, high=1)
     server_lr: float = option(0.7, "server rate", low=0)
 

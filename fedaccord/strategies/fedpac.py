@@ -21,13 +21,13 @@ With sgd it is FedCM with alpha = 1 - beta and weight decay inside the mixture.
 from dataclasses import dataclass
 
 from fedaccord.core import option
-from fedaccord.core.optimizer import OPTIMIZERS
+from fedaccord.core.optimizer import FUNCTIONS, OPTIMIZERS
 from fedaccord.strategies.fedmuon import FedMuon
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedPAC(FedMuon):
-    inner: str = option("adamw", "optimiser of the clients", choices=[*OPTIMIZERS])
+    inner: str = option("adamw", "optimiser of the clients", choices=[*OPTIMIZERS], also=FUNCTIONS)
 
     @property
     def optimizer_name(self) -> str:

@@ -60,8 +60,8 @@ class OwnLoss:
             if parameter.requires_grad:
                 raise ValueError(
                     f"loss: expected a module without parameters to train, {self.name} has "
-                    f"{name!r}, which no step would change: make it a parameter of the model, "
-                    "whose forward returns it in the tensor of predictions"
+                    f"{name!r}, which no step would change: freeze it by requires_grad_(False), or "
+                    "make it a parameter of the model, whose forward returns it with its outputs"
                 )
         object.__setattr__(self, "function", copy.deepcopy(self.function))
 

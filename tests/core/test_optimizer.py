@@ -1,8 +1,11 @@
 """Local optimisers: PyTorch's on one client, dense references in a federation."""
 
 import re
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from torch.nn import functional as F
 
 from fedaccord import simulate
 from fedaccord import strategies as S
+from fedaccord.config import RunConfig
 from fedaccord.core.optimizer import (
     OPTIMIZERS,
     SCHEDULES,
@@ -135,24 +139,30 @@ def test_no_momentum_is_sgd(schedule: str) -> None:
     torch.testing.assert_close(plain, none, rtol=1e-14, atol=1e-14)
 
 
-def by_the_page() -> dict[str, Any]:
-    """What the code of docs/optimizers.md defines."""
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of docs/optimizers.md."""
     page = (Path(__file__).parents[2] / "docs" / "optimizers.md").read_text(encoding="utf-8")
     (code,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "class " in code)
-    content: dict[str, Any] = {"__name__": "page"}
-    exec(code, content)
-    return content
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return import_module("mine")
 
 
 @pytest.mark.parametrize("vectorize", ["off", "on"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_an_optimiser_of_ones_own_takes_its_steps(schedule: str, vectorize: str) -> None:
+def test_an_optimiser_of_ones_own_takes_its_steps(schedule: str, vectorize: str, mine: Any) -> None:
     """Adagrad: two clients with one sample set, whose control variates are equal, as PyTorch's."""
     x, y = torch.randn(6, 3).double(), torch.randn(6, 1).double()
     model = nn.Linear(3, 1).double()
     own = {"local_steps": K, "lr": LR, "weight_decay": 0.0, "fraction_train": 1.0, "batch_size": 0}
-    method = by_the_page()["ScaffoldAdagrad"](**settings(schedule, **own))
-    history = simulate(method, clients=[(x, y)] * 2, model=model, rounds=T, vectorize=vectorize)
+    method = S.Scaffold(local_optimizer=mine.Adagrad(), **settings(schedule, **own))
+    same: dict[str, Any] = {"clients": [(x, y)] * 2, "model": model, "rounds": T}
+    history = simulate(method, **same, vectorize=vectorize)
+    by_name = S.Scaffold(optimizer="mine:Adagrad", **settings(schedule, **own))
+    for name, value in simulate(by_name, **same, vectorize=vectorize).model.items():
+        assert torch.equal(value, history.model[name])
     for _ in range(T):
         steps = torch.optim.Adagrad(model.parameters(), lr=LR)
         falling = FALLING[schedule](steps)
@@ -165,13 +175,55 @@ def test_an_optimiser_of_ones_own_takes_its_steps(schedule: str, vectorize: str)
         torch.testing.assert_close(history.model[name], value, rtol=1e-12, atol=1e-12)
 
 
+def test_an_optimiser_of_ones_own_is_a_setting(mine: Any) -> None:
+    """A class or a function, also of a method that has an optimiser of its own."""
+    fine, coarse = (RunConfig.make({"optimizer": f"mine:{n}"}) for n in ("Adagrad", "coarse"))
+    assert fine.strategy.own_optimizer() == mine.Adagrad()
+    assert coarse.strategy.own_optimizer() == mine.Adagrad(eps=1e-3)
+    own = {"algo": "diloco", "diloco.inner": "mine:coarse"}
+    assert RunConfig.make(own).strategy.own_optimizer() == mine.Adagrad(eps=1e-3)
+    method = S.FedAvg(local_optimizer=mine.Adagrad(eps=1e-3))
+    assert method.optimizer == RunConfig.make({}, method).flat["optimizer"] == "mine:Adagrad"
+    assert replace(method, lr=0.01).own_optimizer() == mine.Adagrad(eps=1e-3)
+    with pytest.raises(ValueError, match=r"^local_optimizer: expected one called adamw, as FedAvg"):
+        replace(method, optimizer="adamw")
+
+
+@pytest.mark.usefixtures("mine")
 @pytest.mark.parametrize(
-    "optimizer", ["adamw", Momentum, torch.optim.Adam([torch.ones(1)]), "of the page"]
+    ("setting", "line"),
+    [
+        ("mine:Sum", r"expected a function of no parameters; mine:Sum has 'v': give it a default"),
+        ("mine:dataclass", "expected a subclass of Optimizer, or a function that returns one's"),
+        ("mine:Adagrat", r"expected a function of mine, it has no 'Adagrat' \(did you mean"),
+        ("absent:Adagrad", "expected a module that can be imported here"),
+        ("adagrad", "expected one of sgd, momentum, adamw, muon, or package.module:function"),
+    ],
 )
+def test_a_setting_that_names_no_optimiser_is_one_line(setting: str, line: str) -> None:
+    with pytest.raises(ValueError, match=f"^optimizer: {line}[^\n]*$"):
+        RunConfig.make({"optimizer": setting})
+
+
+def test_kept_vectors_of_ones_own_make_of_T_rounds_one_run(mine: Any) -> None:
+    many, one = (
+        S.FedAvg(local_optimizer=mine.Adagrad(), **settings(state=state, local_steps=steps, lr=LR))
+        for state, steps in (("keep", K), ("reset", T * K))
+    )
+    whole = federate(one, ALONE, W0, [[0]]).weights[-1]
+    assert torch.equal(federate(many, ALONE, W0, [[0]] * T).weights[-1], whole)
+
+
+def test_vectors_that_an_optimiser_does_not_send_have_no_average(mine: Any) -> None:
+    line = r"^optimizer-state: expected reset or keep with Adagrad, which does not declare what"
+    with pytest.raises(ValueError, match=line):
+        S.FedAvg(local_optimizer=mine.Adagrad(), optimizer_state="average")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", Momentum, torch.optim.Adam([torch.ones(1)])])
 def test_an_optimiser_that_is_none_is_one_line(optimizer: Any) -> None:
     line = r"^local_optimizer: expected one as AdamW\(beta1=0.8\), got .*; optimizer='adamw'.*"
-    optimizer = by_the_page()["Adagrad"]() if optimizer == "of the page" else optimizer
-    with pytest.raises(ValueError, match=f"{line}own_optimizer one of your own$"):
+    with pytest.raises(ValueError, match=f"{line}subclass of Optimizer one of your own$"):
         S.FedAvg(local_optimizer=optimizer)
     with pytest.raises(ValueError, match=r"^optimizer: expected a string, got Adam \( Para"):
         S.FedAvg(optimizer=torch.optim.Adam([torch.ones(1)]))  # type: ignore[arg-type]
