@@ -158,13 +158,17 @@ def test_who_evaluates_depends_on_seed_and_round_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"model": "linear", "local-parameters": "1.bias"}, *PERSONAL.values()],
-    ids=["a bias", *PERSONAL],
+    [
+        {"model": "linear", "local-parameters": "1.bias"},
+        {"model": "linear", "local-parameters": "1.bias", "algo": "ditto"},
+        *PERSONAL.values(),
+    ],
+    ids=["a bias", "ditto", *PERSONAL],
 )
 def test_a_local_part_is_evaluated_beside_the_output_model(settings: dict[str, Any]) -> None:
     """As its own model, once the client has trained; the output model has the initial part."""
-    keys: dict[str, Any] = settings | {"num-clients": 4, "local-epochs": 1, "threads": 1}
-    keys |= {"evaluation": "both", "algo": "fedavg", "rounds": 2}
+    keys: dict[str, Any] = {"num-clients": 4, "local-epochs": 1, "threads": 1}
+    keys |= {"evaluation": "both", "algo": "fedavg", "rounds": 2} | settings
     rows: list[Round] = []
     history = simulate(participation=[[0, 1], [1, 2]], on_round=rows.append, **underscored(keys))
     config = RunConfig.make({"model": settings["model"]}).task
@@ -177,11 +181,13 @@ def test_a_local_part_is_evaluated_beside_the_output_model(settings: dict[str, A
         samples = task.client_test(row["client"])
         state = history.clients[row["client"]]
         assert ("personal-loss" in row) == (row["client"] != 3) == (state is not None)
-        for name, local in (("client", model.initial_local), ("personal", state and state.local)):
-            if local is not None:
-                model.write_local(local)
+        w, initial = history.state.w, model.initial_local
+        own = state and (getattr(state.base, "v", w), state.local)  # Ditto has a w of its own
+        for name, parts in (("client", (w, initial)), ("personal", own)):
+            if parts is not None:
+                model.write_local(parts[1])
                 batches = task.batches(samples, torch.float32)
-                expected = evaluate(model, history.state.w, batches, task.loss)
+                expected = evaluate(model, parts[0], batches, task.loss)
                 assert {k: row[f"{name}-{k}"] for k in expected} == expected
     last = history.metrics.iloc[-1]
     assert last["personal-loss"] != last["client-loss"]

@@ -93,9 +93,11 @@ def test_whom_a_round_waits_for(
     assert all("late: " in line for line in timing.late.values())
 
 
-def test_a_device_that_goes_away() -> None:
-    """Its reply is lost, and the round does not wait for longer than it is there."""
-    clock = clock_of([3, 9], active=((0, 20.0),), period=100.0)
+@pytest.mark.parametrize("seconds", [3, 5])
+def test_a_device_that_goes_away(seconds: float) -> None:
+    """Its reply is lost, and the round does not wait for longer than it is there; a reply of its
+    last moment is not."""
+    clock = clock_of([seconds, 9], active=((0, 20.0),), period=100.0)
     timing = clock.round([request(0), request(1)], 15.0, 2, 0)
     assert timing.seconds == 20
     assert {i: str(why) for i, why in timing.late.items()} == {
