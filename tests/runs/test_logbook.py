@@ -100,6 +100,20 @@ def test_clients_in_process_keep_no_third_version_because_checkpoints_hold_their
     assert len(Checkpoints(path / "checkpoint").load().clients) == 3
 
 
+def test_devices_keep_their_states_of_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable, requests = Logbook.durable, list[int]()
+
+    def of_request(book: Logbook, client: int) -> int:
+        requests.append(durable(book, client))
+        return requests[-1]
+
+    monkeypatch.setattr(Logbook, "durable", of_request)
+    federate(tmp_path, three(tmp_path), **{"num-server-rounds": 5, "checkpoint-every": 2})
+    assert requests == [-1] * 6 + [1] * 6 + [3] * 3
+
+
 @pytest.mark.parametrize("clock", [0, 10**19])
 def test_every_start_has_a_larger_number_than_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: int
