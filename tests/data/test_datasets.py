@@ -205,8 +205,9 @@ def test_cifar10_from_image_files(real_data: Path) -> None:
     assert data.y_train.bincount().tolist() == [5000] * 10
     assert data.y_test.bincount().tolist() == [1000] * 10
     assert (data.mean, data.std) == DATASETS["cifar10"].scale
-    means = (data.x_train.float().mean((0, 2, 3)) / 255).tolist()
-    assert means == pytest.approx(data.mean, abs=2e-3)  # the channels are in this order
+    pixels = data.x_train.float().div_(255)  # the channels are in this order
+    assert pixels.mean((0, 2, 3)).tolist() == pytest.approx(data.mean, abs=2e-3)
+    assert pixels.std((0, 2, 3)).tolist() == pytest.approx(data.std, abs=2e-3)
     last = sorted((real_data / "cifar10" / "test" / "truck").iterdir())[-1]
     assert np.array_equal(data.x_test[-1].permute(1, 2, 0), np.asarray(Image.open(last)))
 

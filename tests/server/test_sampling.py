@@ -31,6 +31,10 @@ def test_cohorts_have_a_fixed_size_and_depend_on_the_seed_alone(fraction: float,
         assert len(set(map(tuple, result))) > 2
 
 
+def test_the_clients_that_evaluate_are_drawn_apart_from_the_next_cohort() -> None:
+    assert cohorts(purpose="evaluation") != cohorts()
+
+
 def test_the_order_in_which_clients_came_does_not_count() -> None:
     assert cohorts(clients=[5, 3, 0, 1, 4, 2]) == cohorts()
 

@@ -8,9 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedaccord.core.request import ModelSettings
+from fedaccord.core.rule import LocalConfig
 from fedaccord.data.transforms import augment
 from fedaccord.task import Clients, Task, TaskConfig, find_device, load_task
 from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.generators import seed_of
 
 SIZES = (23, 40, 5)
 FLOAT64 = torch.float64
@@ -93,6 +95,12 @@ def test_regression_targets_take_the_dtype_of_the_run() -> None:
     one.loss = F.mse_loss
     w = torch.tensor([2.0, 0.5], dtype=FLOAT64)
     assert one.evaluate(w) == {"test-loss": 1.5**2}
+
+
+def test_random_numbers_of_layers_are_not_those_of_the_order_of_the_batches() -> None:
+    config = LocalConfig(2, 3, 0.1, 0.0, 0.0, client=1, seed=4, shapes=())
+    batches = task().train_batches(1, 2, 10, 4, torch.float32)
+    assert batches.generator.initial_seed() != seed_of(config)
 
 
 def test_augmentation_draws_from_the_clients_generator_and_spares_full_batches() -> None:

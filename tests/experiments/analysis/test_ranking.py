@@ -94,7 +94,8 @@ def test_the_cost_of_a_target_is_that_of_its_first_evaluation_over_the_runs_that
     assert to_target(group, "test-accuracy", 0.99)["round"].number == 0
     assert to_target(group, "test-loss", 0.4)["round"].mean == 2  # rounds 3 and 1
     assert final(group, "test-accuracy").mean == pytest.approx((0.6 + 0.6 + 0.3) / 3)
-    assert usual_target([group], "test-accuracy") == pytest.approx(0.45)
+    assert usual_target([group], "test-accuracy") == pytest.approx(0.9 * 0.5)
+    assert usual_target([group], "test-loss") == pytest.approx(1.1 * 0.5)
 
 
 def test_runs_are_ranked_at_a_number_of_simulated_seconds(tmp_path: Path) -> None:
@@ -106,6 +107,7 @@ def test_runs_are_ranked_at_a_number_of_simulated_seconds(tmp_path: Path) -> Non
     first = [ranked(every, "test-accuracy", at)[0].settings["lr"] for at in points]
     assert first == [0.1, 0.2, 0.2]
     assert up_to(every[0], "test-accuracy", Point(19.0)).mean == 0.6
+    assert up_to(every[0], "test-accuracy", Point(20.0)).mean == 0.9  # that second included
     assert math.isnan(up_to(every[2], "test-accuracy", Point(19.0)).mean)
     assert to_target(every[0], "test-accuracy", 0.7)["clock"].mean == 20
     row = summary(every, 0.7, at=9.0).rows[0]
