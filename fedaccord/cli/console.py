@@ -31,8 +31,10 @@ class Commands(TyperGroup):
             code = super().main(*args, **kwargs | {"standalone_mode": False})
         except click.ClickException as error:
             # typer and click each add a suggestion to an unknown command: the first is enough
-            text = re.sub(r"(Did you mean .*) \(Did you mean.*\)$", r"\1", error.format_message())
-            code = _complain(f"{text} See fedaccord --help.", error.exit_code)
+            text = re.sub(r"(Did you mean .*) \(?Did you mean.*$", r"\1", error.format_message())
+            code = error.exit_code  # without a text: the help was printed
+            if text:
+                _complain(f"{text} See fedaccord --help.", code)
         except ModuleNotFoundError as error:
             if (extra := extra_of(error.name or "")) is None:
                 raise

@@ -90,8 +90,11 @@ def renew(
     from fedaccord.cli.deployments import certificates, folders
 
     with refusing(ValueError, OSError):
-        last = certificates.read_certificate(folder / "server" / folders.CERTIFICATE)
-        hosts = _hosts(host) if host else certificates.hosts_of(last)
+        if not (folder / "server").is_dir():
+            made = "the folder that `fedaccord deploy init` made"
+            raise ValueError(f"{folder}: expected {made}, got one without `server`")
+        file = folder / "server" / folders.CERTIFICATE
+        hosts = _hosts(host or certificates.hosts_of(certificates.read_certificate(file)))
         folders.renew(folder, hosts)
         facts = folders.read_facts(folder / "server")
         if host and hosts[0] != facts.host:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from fedaccord.cli.console import Json, print_json
+from fedaccord.cli.console import Json, print_json, stop
 from fedaccord.cli.keys import indented
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ def methods(
     """
     from fedaccord.strategies import PLUGINS
 
+    if markdown and as_json:
+        stop("--json: expected it without --markdown, got both; leave one out", 2)
     if markdown:
         typer.echo(methods_markdown(), nl=False)
         return

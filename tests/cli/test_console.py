@@ -54,11 +54,18 @@ def test_the_version_is_that_of_the_package() -> None:
     assert invoke("--version").stdout == f"fedaccord {__version__}\n"
 
 
-def test_an_unknown_command_is_one_line(tmp_path: Path) -> None:
-    line = refusal(tmp_path, invoke("rum"))
-    assert "No such command 'rum'" in line
+@pytest.mark.parametrize("name", ["rum", "runn"])
+def test_an_unknown_command_is_one_line(name: str, tmp_path: Path) -> None:
+    line = refusal(tmp_path, invoke(name))
+    assert f"No such command '{name}'" in line
     assert line.lower().count("did you mean") == 1
     assert line.endswith(" See fedaccord --help.\n")
+
+
+def test_a_group_without_a_command_is_its_help() -> None:
+    result = invoke("deploy")
+    assert (result.exit_code, result.stderr) == (2, "")
+    assert "certificates" in result.stdout
 
 
 def test_no_help_text_is_cut_off() -> None:

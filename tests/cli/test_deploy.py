@@ -116,6 +116,31 @@ def test_a_device_without_its_files_is_one_line(
     assert line in refusal(tmp_path, invoke("device", *words))
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("init", "file", "--supernodes", 1), "file: expected a new or an empty folder, got a fil"),
+        (("renew", "x/server"), "x/server: expected the folder that `fedaccord deploy init` made,"),
+        (("renew", "x"), "x/server/server.crt: expected a certificate, got a damaged file"),
+        (("renew", "x", "--host", "b"), "x/authority/ca.key: expected a key of an elliptic curve,"),
+        (("key", "x/server"), "x/server: expected a device's folder, got "),
+        (("key", "x/device-0"), "cannot be read (UnicodeDecodeError: 'utf-8' codec can't decode"),
+    ],
+)
+def test_other_folders_and_damaged_files_are_one_line(
+    words: tuple[str, ...], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    invoke("deploy", "init", "x", "--supernodes", 1, "--host", "192.0.2.10")
+    for name in ("file", "x/server/server.crt", "x/authority/ca.key", "x/device-0/deployment.toml"):
+        Path(name).write_bytes(b"\x98" * 1000)
+    before = files(tmp_path)
+    text = refusal(tmp_path, invoke("deploy", *words))
+    assert line in text
+    assert len(text) < 250
+    assert files(tmp_path) == before
+
+
 NO_HOSTS = ["-h", "..", "a" * 300, "a" * 64, "a..b", "a-", "300.1.1.1", "fe80::1%eth0", "my_host"]
 NO_HOSTS += ["a b", "http://x", 'x"; rm', "$(reboot)", ""]
 HOSTS = ["node-1", "fed.example.org", "9.example", "a" * 63, "::1", ".".join(["a" * 60] * 4)]

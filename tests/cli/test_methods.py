@@ -1,9 +1,11 @@
 """`fedaccord methods`: every method with its paper and its cost."""
 
+from pathlib import Path
+
 from fedaccord.cli.about import about
 from fedaccord.cli.methods import cost_note, methods_markdown
 from fedaccord.strategies import METHODS, FedCM, FederatedStrategy, RelaxedInit
-from tests.cli.shell import invoke, success
+from tests.cli.shell import invoke, refusal, success
 
 STRATEGIES: dict[str, FederatedStrategy] = {
     name: kind(fraction_train=1.0) for name, kind in METHODS.items()
@@ -27,6 +29,10 @@ def test_methods_lists_each_with_paper_and_cost_in_80_columns() -> None:
     scaffold = next(line for line in lines if line.startswith("scaffold "))
     assert "1910.06378" in scaffold
     assert invoke("methods", "--markdown").stdout == methods_markdown()  # the table of the README
+
+
+def test_two_forms_of_the_list_are_refused(tmp_path: Path) -> None:
+    assert "got both" in refusal(tmp_path, invoke("methods", "--markdown", "--json"))
 
 
 def test_a_note_has_the_extra_cost_of_the_first_message_and_the_methods_own() -> None:

@@ -2,6 +2,7 @@
 
 import ipaddress
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -99,14 +100,20 @@ def as_pem(what: x509.Certificate | Key) -> bytes:
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    return x509.load_pem_x509_certificate(path.read_bytes())
+    """Raises OSError, and ValueError, which names the file, if it is none."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError:
+        raise ValueError(f"{path}: expected a certificate, got a damaged file") from None
 
 
 def read_key(path: Path) -> Key:
-    key = serialization.load_pem_private_key(path.read_bytes(), None)
-    if not isinstance(key, Key):
-        raise ValueError(f"{path}: expected a key of an elliptic curve, got {type(key).__name__}")
-    return key
+    """Raises as `read_certificate`."""
+    with suppress(ValueError, TypeError):  # TypeError: it has a password
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+        if isinstance(key, Key):
+            return key
+    raise ValueError(f"{path}: expected a key of an elliptic curve, got something else")
 
 
 def _builder(

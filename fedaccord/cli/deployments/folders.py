@@ -41,8 +41,9 @@ class Facts(NamedTuple):
 
 def make(folder: Path, hosts: Sequence[str], supernodes: int, facts: Facts) -> None:
     """Write all folders of a new deployment. Raises ValueError if the folder has files."""
-    if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder}: expected a new or an empty folder, got one with files in it")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        got = "one with files in it" if folder.is_dir() else "a file"
+        raise ValueError(f"{folder}: expected a new or an empty folder, got {got}")
     authority, key = certificates.make_authority(folder.name or "FedAccord")
     write(folder / "authority" / AUTHORITY, as_pem(authority))
     write(folder / "authority" / "ca.key", as_pem(key), private=True)
@@ -91,8 +92,10 @@ def renew(folder: Path, hosts: Sequence[str], days: float = DAYS) -> None:
 def make_key(folder: Path) -> Path:
     """Write a device's key pair; the path of its public half.
 
-    Raises ValueError if there is a key: with a new key it would be another device.
+    Raises ValueError if it is no device's folder, and if there is a key: with a new key it would be
+    another device.
     """
+    _node_config(folder)
     if (folder / DEVICE_KEY).exists():
         raise ValueError(
             f"{folder / DEVICE_KEY} is there already, and the server knows this device by it; "
@@ -110,10 +113,7 @@ def supernode(folder: Path) -> list[str]:
     Raises ValueError, in one line, if it is no device's folder or lacks its key.
     """
     folder, facts = folder.absolute(), read_facts(folder)
-    try:
-        config = (folder / NODE_CONFIG).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder}: expected a device's folder, got {error}") from None
+    config = _node_config(folder)
     if not (folder / DEVICE_KEY).exists():
         raise ValueError(f"{folder}: expected a {DEVICE_KEY}; `fedaccord deploy key` makes one")
     own_states = re.search(r"(^|\s)state-dir=", config)
@@ -129,13 +129,23 @@ def supernode(folder: Path) -> list[str]:
     ]
 
 
+def _node_config(folder: Path) -> str:
+    """Raises ValueError, in one line, if it is no device's folder."""
+    try:
+        return (folder / NODE_CONFIG).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder}: expected a device's folder, got {error}") from None
+
+
 def read_facts(folder: Path) -> Facts:
     """Raises ValueError if it is not a folder of a deployment."""
     try:
         facts: Mapping[str, Any] = tomllib.loads((folder / FACTS).read_text(encoding="utf-8"))
         return Facts(str(facts["host"]), int(facts["port"]), dict(facts["versions"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else repr(error)
+        reason = (
+            error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        )
         raise ValueError(
             f"{folder}: expected the server's or a device's folder of `fedaccord deploy init`, "
             f"got one whose {FACTS} cannot be read ({reason})"
