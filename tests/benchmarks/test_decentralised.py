@@ -5,6 +5,7 @@ from pathlib import Path
 
 import decentralised
 import pytest
+from scipy.stats import ttest_1samp
 
 from fedaccord.experiments.sweep import Plan
 from fedaccord.runs import RunDirectory
@@ -81,6 +82,12 @@ def test_a_claim_is_tested_on_differences_between_runs_of_the_same_seed(tmp_path
 )
 def test_a_verdict_needs_more_than_the_spread(gains: list[float], verdict: str) -> None:
     assert decentralised.verdict(gains) == verdict
+
+
+def test_the_chance_is_that_of_students_test_of_one_sample() -> None:
+    for gains in ([1.0, 2.0], [1.0, -1.0, 0.5], [-3.0, -1.0, -2.5, 0.25]):
+        expected = ttest_1samp(gains, 0.0).pvalue
+        assert decentralised.chance(gains) == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_folder_without_completed_runs_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ def cohorts(rounds: int = 50, **changes: Any) -> list[list[int]]:
     return [draw(t=t, **settings) for t in range(rounds)]
 
 
-@pytest.mark.parametrize(("fraction", "size"), [(0.01, 1), (0.1, 1), (0.5, 3), (0.75, 4), (1.0, 6)])
+@pytest.mark.parametrize(
+    ("fraction", "size"), [(0.01, 1), (0.1, 1), (0.45, 3), (0.5, 3), (0.75, 4), (1.0, 6)]
+)
 def test_cohorts_have_a_fixed_size_and_depend_on_the_seed_alone(fraction: float, size: int) -> None:
     result = cohorts(fraction=fraction)
     assert cohort_size(fraction, 6) == size

@@ -81,6 +81,15 @@ def test_they_store_what_memory_does(kind: type[PageStore]) -> None:
     assert packed.load(99) is None
 
 
+@pytest.mark.parametrize("kind", [InProcessStore, FileStore, PageStore])
+def test_a_checkpoint_has_the_state_of_the_last_accepted_reply(kind: type[InProcessStore]) -> None:
+    store = kind()
+    put(store, 0, 1, state(1.0))
+    put(store, 0, 3, state(3.0), before=version(store.load(0), 1))  # whose reply was lost
+    ((round, stored),) = store.states([1]).values()
+    assert (round, stored.lam.unique().tolist()) == (1, [1.0])
+
+
 @pytest.mark.usefixtures("small")
 def test_slots_are_used_again() -> None:
     """Two versions of each client are stored, so five slots serve two clients for ever."""

@@ -343,6 +343,15 @@ def test_held_out_samples_depend_on_the_seed_and_are_named_after_what_they_are()
     assert set(part.evaluate(part.model().w)) == {"validation-loss", "validation-accuracy"}
 
 
+def test_clients_of_one_class_mixture_have_test_samples_of_their_own() -> None:
+    x, y = torch.arange(60.0)[:, None], torch.arange(60) % 2
+    clients = Clients([x[:10], x[10:20]], [y[:10], y[10:20]])
+    own = Task(lambda: nn.Linear(1, 2), clients, test=(x[20:], y[20:]))
+    first, second = (own.client_test(i)[0].flatten().tolist() for i in range(2))
+    assert len(first) == len(second) == 20
+    assert first != second
+
+
 def test_a_client_without_samples_left_is_refused() -> None:
     config = TaskConfig(validation=0.9, partition="iid")
     with pytest.raises(ValueError, match=r"^validation: expected samples left for every client"):
