@@ -38,8 +38,9 @@ def resume(
     path = run.expanduser().absolute()
     try:
         runs.status(path)
-    except OSError:
-        stop(f"{path}: expected a run directory with summary.json, found none", 2)
+    except OSError as error:
+        why = error.strerror
+        stop(f"{path}: expected a run directory with summary.json, found none ({why})", 2)
     except (ValueError, KeyError, TypeError) as error:
         stop(f"{path}: expected a run directory, got a damaged summary.json ({error})", 2)
     with refusing(ValueError):

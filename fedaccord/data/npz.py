@@ -118,8 +118,6 @@ def _owners(path: Path, arrays: dict[str, Array]) -> Array | None:
 
 def _arrays(path: Path) -> dict[str, Array]:
     try:
-        if not zipfile.is_zipfile(path):
-            raise ValueError("not a zip archive")
         with zipfile.ZipFile(path) as file:
             members = file.infolist()
         names = [member.filename for member in members]

@@ -35,6 +35,8 @@ def test_a_run_that_cannot_resume_gives_one_line(tmp_path: Path) -> None:
     line = "expected a run directory with summary.json, found none"
     assert line in refusal(tmp_path, invoke("resume", directory))
     success(run(tmp_path, "name=x"))
+    inside = directory / "config.toml" / "x"
+    assert f"{line} (Not a directory)\n" in invoke("resume", inside).stderr
     for word, line in (
         ("lr=0.3", "resume: expected lr=0.1, as the run began with, got 0.3"),
         ("num-server-rounds=2", "all 2 rounds are done"),

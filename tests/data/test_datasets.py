@@ -492,6 +492,20 @@ def test_npz_features_stay_as_they_are(tmp_path: Path) -> None:
     assert (data.classes, data.mean, data.std) == (3, (), ())
 
 
+def test_npz_that_may_not_be_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deny(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    np.savez(tmp_path / "x.npz", **arrays())
+    with monkeypatch.context() as patch:
+        for name in ("builtins.open", "io.open"):
+            patch.setattr(name, deny)
+        with pytest.raises(ValueError, match="Permission denied"):
+            load("npz", str(tmp_path / "x.npz"))
+
+
 def test_npz_may_say_how_many_classes_there_are(tmp_path: Path) -> None:
     assert load_npz(tmp_path, **arrays(classes=5)).classes == 5
 

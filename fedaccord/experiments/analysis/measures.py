@@ -59,7 +59,8 @@ class Saved:
     def __init__(self, path: Path, more: Mapping[str, Any]) -> None:
         self.path, self.run = path, reader.read(path)
         if "clients" not in self.run.summary:
-            raise ValueError(f"{path}: expected a run that has ended, found none: resume it first")
+            got = f"got one that is {self.run.summary['status']}: wait for it, or resume it"
+            raise ValueError(f"{path}: expected a run that has ended, {got}")
         self.config = RunConfig.make(self.run.settings | dict(more))
         self.num_clients = int(self.run.summary["clients"])
         threads.check(self.config.threads)

@@ -278,6 +278,13 @@ def test_measures_are_reproducible_because_the_seed_draws_the_samples(folder: Pa
     )
 
 
+def test_a_run_that_has_not_ended_has_no_measures(folder: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(folder / "short", tmp_path / "x"))
+    (path / "summary.json").write_text('{"status": "failed"}')
+    with pytest.raises(ValueError, match=r"got one that is failed: wait for it, or resume it$"):
+        Saved(path, {})
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
