@@ -46,6 +46,8 @@ def test_halving_keeps_one_in_eta_at_each_rung() -> None:
     assert [[ask.rounds for ask in batch] for batch in batches] == [[3] * 9, [9] * 3, [27]]
     assert [[round(100 * lr(ask)) for ask in batch] for batch in batches[1:]] == [[9, 8, 7], [9]]
     assert last == batches[-1]
+    batches, _ = carry_out(halving(configurations(10), eta=3, rungs=2), lr)
+    assert len(batches[1]) == 4  # rounded up
     assert [budget(30, 3, below) for below in (0, 1, 2, 5)] == [30, 10, 3, 1]
 
 

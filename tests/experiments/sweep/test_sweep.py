@@ -57,6 +57,10 @@ def test_a_grid_tunes_on_validation_samples_and_tests_the_winners(tmp_path: Path
         assert row["test-accuracy-mean-of-last-10"] == pytest.approx(values.mean())
         assert row["test-accuracy-mean-of-last-10-std"] == pytest.approx(values.std())
         assert (row.settings, row.seeds, row.configurations) == ("lr=0.1", 3, 2)
+        score = "validation-accuracy-mean-of-last-10"  # over both seeds
+        each = tuned[(tuned.algo == algo) & (tuned.lr == 0.1)][score]
+        assert each.nunique() == 2
+        assert row[score] == pytest.approx(each.mean())
     for path in (tmp_path / "runs").iterdir():  # only winners may resume: the rest needs no states
         assert (path / "checkpoint").exists() == (read(path).settings["validation"] == 0)
 

@@ -46,6 +46,11 @@ def test_gains_are_of_the_same_seed() -> None:
     assert math.isnan(table.loc["fedavg"]["over-fedavg"])
 
 
+def test_an_equal_value_is_not_better() -> None:
+    tests = [trial(method, 0, 0.5) for method in BY_METHOD]
+    assert winners_table(winners(), tests, METRIC).set_index("algo").better["fedprox"] == "0 of 1"
+
+
 def test_a_failed_seed_is_left_out_of_pairs_and_counted() -> None:
     tests = [trial("fedavg", 0, 0.5), trial("fedavg", 1, 0.6), trial("fedprox", 1, 0.7)]
     tests.append(trial("fedprox", 0, 0.9, status="failed"))
