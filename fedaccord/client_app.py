@@ -78,6 +78,7 @@ def _card(task_of: Callable[[Context], Task], context: Context) -> Mapping[str, 
 
 
 def _test(task_of: Callable[[Context], Task], message: Message, context: Context) -> Message:
+    # the task first: it imports the run's optimiser, which the message only names
     task, instruction = task_of(context), read_instruction(message)
     _check_client(context, instruction.client)
     data = test_data(task, instruction)

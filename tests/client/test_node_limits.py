@@ -188,9 +188,8 @@ def test_a_simulation_imports_what_its_user_names() -> None:
 
 
 def test_every_setting_that_names_a_function_is_checked() -> None:
-    of_task, of_steps = FUNCTION_KEYS[:5], FUNCTION_KEYS[5:]
-    assert of_task == ["dataset", "tokenizer", "model", "loss", "metrics"]
-    assert of_steps == ["optimizer", "diloco.inner", "fedpac.inner"]
+    of_task = ["dataset", "tokenizer", "model", "loss", "metrics"]
+    assert [*of_task, "optimizer", "diloco.inner", "fedpac.inner"] == FUNCTION_KEYS
     for key in FUNCTION_KEYS:
         run = {"dataset": "text", key: "harmful:function"}
         node = {"data-dir": "/data/site.csv"}
