@@ -44,7 +44,7 @@ def samples(n):
     return torch.randn(12, 4, generator=generator), torch.arange(12) % 2
 """
 SIMULATE = """
-for more in ({}, {"vectorize": "on"}, {"precision": "bfloat16"}, {"workers": WORKERS}):
+for more in OPTIONS:
     fedaccord.simulate("scaffold", clients=[samples(0), samples(1)], test=samples(2),
                        model=MODEL, rounds=2, local_steps=2, threads=1, **more)
 """
@@ -82,7 +82,10 @@ def changed(*codes: str, more: str = "") -> list[list[str]]:
 
 def test_simulate_and_train_locally_leave_the_process_as_it_was() -> None:
     simulated, trained, control = changed(
-        SIMULATE.replace("WORKERS", "0"), TRAIN, CHANGES, more=LOADED
+        SIMULATE.replace("OPTIONS", '{}, {"vectorize": "on"}, {"precision": "bfloat16"}'),
+        TRAIN,
+        CHANGES,
+        more=LOADED,
     )
     assert simulated == trained == []
     assert control == ["environment", "warning", "filters", "threads"]  # else nothing would be seen
@@ -91,5 +94,5 @@ def test_simulate_and_train_locally_leave_the_process_as_it_was() -> None:
 @pytest.mark.flower  # it starts Ray
 def test_simulate_with_workers_leaves_the_process_as_it_was() -> None:
     pytest.importorskip("ray")
-    (names,) = changed(SIMULATE.replace("WORKERS", "1"), more="import ray, ray.util")
+    (names,) = changed(SIMULATE.replace("OPTIONS", '{"workers": 1},'), more="import ray, ray.util")
     assert names in ([], ["generators"])  # Ray draws ports by Python's

@@ -23,6 +23,7 @@ CLIENTS = re.compile(r"\[round (\d)\] (\d) clients evaluate: .*eval_acc ([\d.]+)
 
 
 @pytest.mark.flower
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_in_flowers_simulation(simulation: Flower) -> None:
     options = ("--federation-config", "num-supernodes=4 client-resources-num-cpus=1")

@@ -32,8 +32,13 @@ SCAFFOLD = {
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
+    """A SuperNode of Flower's, and one of `fedaccord device`, whose clients are forked."""
     with running(tmp_path_factory.mktemp("deployment") / "home", simulation=False) as flower:
-        flower.start_supernodes(*(f"partition-id={i} num-partitions=2" for i in range(2)))
+        where = ("--insecure", "--superlink", f"127.0.0.1:{flower.port}", "--node-config")
+        flower.start_nodes(
+            ("flower-supernode", *where, "partition-id=0 num-partitions=2"),
+            ("fedaccord", "device", *where, "partition-id=1 num-partitions=2"),
+        )
         yield flower
 
 
@@ -61,6 +66,7 @@ def test_same_bits_and_client_states_as_in_process(two: Flower, tmp_path: Path) 
     assert "expected a message with a LocalRule that this client knows, got 'antigravity" in reason
 
 
+@pytest.mark.slow
 def test_without_a_server_on_the_same_supernodes(two: Flower, tmp_path: Path) -> None:
     """Gossip through the relay, masks, and personal models evaluated at their nodes. It is also the
     second run on these SuperNodes, which must begin anew.
