@@ -27,8 +27,8 @@ def class_of(module: ModuleType, base: Any) -> Any:
         kind
         for kind in vars(module).values()
         if isinstance(kind, type)
-        and issubclass(kind, base)
         and kind.__module__ == module.__name__
+        and issubclass(kind, base)
         and not inspect.isabstract(kind)
     ]
     if len(kinds) != 1:

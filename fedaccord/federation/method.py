@@ -298,7 +298,7 @@ class Method(Settings, ABC):
         graphs = (plugin.graph(self.seed) for plugin in self.active_plugins)
         return next((graph for graph in graphs if graph is not None), Star())
 
-    @property
+    @cached_property
     def cost(self) -> Cost:
         """The cost of a round for an active client, with the plug-ins in use."""
         return cost_of(self, self.client_half())

@@ -231,5 +231,7 @@ class Settings:
 
 def own_options(kind: type[Settings]) -> "tuple[Field[Any], ...]":
     """The options that a method adds to those of every method."""
-    common = {field.name for field in options(Settings)}
-    return tuple(field for field in options(kind) if field.name not in common)
+    return tuple(field for field in options(kind) if field.name not in COMMON)
+
+
+COMMON = frozenset(field.name for field in options(Settings))

@@ -5,6 +5,7 @@ import platform
 import socket
 import subprocess
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES}
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return version(package)
@@ -27,6 +29,7 @@ def _version(package: str) -> str:
         return ""
 
 
+@cache  # of what this process has imported, whatever is committed later
 def commit() -> str:
     """The commit of the code, with `DIRTY` if it has changes; empty: unknown.
 

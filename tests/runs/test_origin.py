@@ -19,6 +19,11 @@ from fedaccord.runs import origin
 PACKAGE = Path(origin.__file__).parents[1]
 
 
+@pytest.fixture(autouse=True)
+def uncached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(origin, "commit", origin.commit.__wrapped__)
+
+
 def git(*words: str, folder: Path) -> str:
     who = ("-c", "user.name=x", "-c", "user.email=x@x")
     result = subprocess.run(["git", "-C", folder, *who, *words], capture_output=True, check=True)
