@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fedaccord.experiments.sweep import workers
 from fedaccord.experiments.sweep.estimate import _words, estimate, parts, timed
 from tests.experiments.sweep.plans import finish, make
 
@@ -21,7 +22,13 @@ LR = {"lr": {"low": 0.05, "high": 0.1}}
         (LR, {"search": "halving", "trials": 5, "eta": 2, "rungs": 2}),
     ],
 )
-def test_runs_and_rounds(tmp_path: Path, space: dict[str, Any], own: dict[str, Any]) -> None:
+def test_runs_and_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, space: dict[str, Any], own: dict[str, Any]
+) -> None:
+    """Of the steps of a sweep, whose runs are not made."""
+    scores = {f"{split}-accuracy-mean-of-last-10": 0.5 for split in ("validation", "test")}
+    row = {"status": "completed", "seconds": 1.0, **scores}
+    monkeypatch.setattr(workers, "execute", lambda job: row | {"rounds": job.rounds})
     plan = make(space, **own)
     steps, plan_parts = finish(plan, tmp_path), parts(plan)
     assert len(steps) == sum(part.runs for part in plan_parts)

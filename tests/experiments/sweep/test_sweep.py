@@ -29,8 +29,8 @@ from tests.experiments.sweep.plans import finish, make, table
 KILLS = 10
 
 
-def halving() -> Plan:
-    space = {"algo": ["fedavg", "fedprox"], "lr": [1e-5, 0.05, 0.1, 1e30]}
+def halving(*lr: float) -> Plan:
+    space = {"algo": ["fedavg", "fedprox"], "lr": [*lr]}
     return make(space, search="halving", eta=2, rungs=2)
 
 
@@ -172,7 +172,7 @@ def test_a_metric_at_simulated_seconds_ranks_if_chosen(tmp_path: Path) -> None:
 
 
 def test_halving_resumes_from_rungs_and_marks_stopped_trials(tmp_path: Path) -> None:
-    steps = finish(halving(), tmp_path)
+    steps = finish(halving(1e-5, 0.05, 0.1, 1e30), tmp_path)
     trials = table(tmp_path)
     tuned = trials[(trials.stage == "tune") & (trials.algo == "fedavg")].set_index("lr")
     assert [*tuned.status] == ["stopped", "completed", "completed", "failed"]
@@ -263,8 +263,8 @@ def test_tests_of_an_earlier_choice_are_not_compared(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_ten_kills_change_no_number(tmp_path: Path) -> None:
     """At random times; earlier ones, in a new folder, if the sweep ends before half of them."""
-    began = time.monotonic()
-    finish(halving(), tmp_path / "whole")
+    plan, began = halving(0.1, 1e30), time.monotonic()
+    finish(plan, tmp_path / "whole")
     wait, rng, counts = (time.monotonic() - began) / 5, random.Random(0), list[int]()
     while max(counts, default=0) < KILLS // 2:
         assert len(counts) < 8, f"expected {KILLS // 2} kills of {KILLS} in a sweep, got {counts}"
@@ -273,7 +273,7 @@ def test_ten_kills_change_no_number(tmp_path: Path) -> None:
         for _ in range(KILLS):
             if not (pid := os.fork()):
                 try:
-                    finish(halving(), folder)
+                    finish(plan, folder)
                 finally:
                     os._exit(0)
             time.sleep(rng.uniform(0.0, wait))
@@ -283,7 +283,7 @@ def test_ten_kills_change_no_number(tmp_path: Path) -> None:
                 break
             counts[-1] += 1
         wait /= 2
-    finish(halving(), folder)
+    finish(plan, folder)
     for name in ("table.csv", "winners.csv"):
         pd.testing.assert_frame_equal(table(folder, name), table(tmp_path / "whole", name))
 
@@ -326,7 +326,7 @@ def test_a_sweep_of_other_settings_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"expected {line}; choose another --out$"):
             finish(make({"algo": ["fedavg"]}, run), tmp_path)
     pd.testing.assert_frame_equal(table(tmp_path), before)
-    finish(make({"algo": ["fedavg"], "lr": [0.05, 0.1]}, {"threads": 2}), tmp_path)
+    finish(make({"algo": ["fedavg"], "lr": [0.05, 0.1]}, {"checkpoint-every": 1}), tmp_path)
     finish(make({"algo": ["fedavg", "fedprox"]}, {"lr": 0.05, "fedprox.mu": 0.3}), tmp_path)
 
 
@@ -349,6 +349,7 @@ def test_a_sweep_in_which_nothing_has_a_score_is_refused(tmp_path: Path) -> None
     assert not (tmp_path / "winners.csv").exists()
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_metric_that_runs_do_not_measure_ends_the_sweep_with_its_first_run(
     workers: int, tmp_path: Path

@@ -15,6 +15,7 @@ from tests.experiments.sweep.plans import content, finish, make, table
 from tests.experiments.sweep.test_trial import job, without_seconds
 
 
+@pytest.mark.usefixtures("forked")
 def test_two_processes_give_the_table_of_one(tmp_path: Path) -> None:
     finish(make(workers=1), tmp_path / "one")
     finish(make(workers=2), tmp_path / "two")
@@ -24,6 +25,7 @@ def test_two_processes_give_the_table_of_one(tmp_path: Path) -> None:
 
 
 def test_jobs_of_a_process_that_died_are_done(tmp_path: Path) -> None:
+    """New processes, with spawn."""
     jobs = [job(tmp_path, seed=seed)._replace(name=f"x-seed{seed}") for seed in range(2)]
     rows: dict[str, Row] = {}
 
