@@ -1,5 +1,6 @@
 """A device needs Flower, PyTorch, NumPy and safetensors, and none of the other packages."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -52,51 +53,36 @@ with InProcessGrid(apps.client_app, 2, config.flat) as grid:
     rounds = []
     Run(config.strategy, MessageFleet(grid), initial, 2, on_round=rounds.append).play()
 assert [round.metrics["replies"] for round in rounds[1:]] == [2, 2], rounds
-print("absent:", not {name.partition(".")[0] for name in sys.modules} & {*OTHERS})
+loaded = [name for name in OTHERS if name in sys.modules]
 """
-
-
-COMMAND = """
-sys.argv[:] = ["fedaccord", *sys.argv[2:]]
+COMMANDS = (
+    ("run dataset=npz data-dir={folder}/0.npz out-dir={folder} num-clients=2", "psutil"),
+    ("compare {folder}", "pandas"),
+    ("reproduce fedinit-table3 --dry-run", "pandas"),
+)
+REPORT = """
+import json
+from typer.testing import CliRunner
 from fedaccord.cli import app
 
-app()
+results = [CliRunner().invoke(app, words.split()) for words in sys.argv[3:]]
+print(json.dumps([loaded, *([result.exit_code, result.output] for result in results)]))
 """
 
 
-def device(code: str, *words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", ABSENT + code, " ".join(OTHERS), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """The data of two clients."""
+def test_a_device_makes_rounds_and_a_command_names_the_extra_that_it_lacks(tmp_path: Path) -> None:
     for i in range(2):
         save(tmp_path / f"{i}.npz", 20)
-    return tmp_path
-
-
-def test_a_round_without_the_other_packages(folder: Path) -> None:
-    result = device(VISIT, folder)
+    words = [" ".join(OTHERS), tmp_path, *(line.format(folder=tmp_path) for line, _ in COMMANDS)]
+    command = [sys.executable, "-c", ABSENT + VISIT + REPORT, *words]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     assert result.returncode == 0, result.stderr[-2000:]
-    assert result.stdout.splitlines()[-1] == "absent: True"
-
-
-@pytest.mark.parametrize(
-    ("command", "module"),
-    [
-        ("run dataset=npz data-dir={folder}/0.npz out-dir={folder} num-clients=2", "psutil"),
-        ("compare {folder}", "pandas"),
-        ("reproduce fedinit-table3 --dry-run", "pandas"),
-    ],
-)
-def test_a_command_names_the_extra_that_it_lacks(folder: Path, command: str, module: str) -> None:
-    result = device(COMMAND, *command.format(folder=folder).split())
-    assert result.returncode == 2, result.stderr[-2000:]
-    line = f"fedaccord: expected the package {module}, found none; in the clone of FedAccord type "
-    assert result.stderr == f"{line}`uv sync --extra run --inexact`\n"
-    assert {path.name for path in folder.iterdir()} == {"0.npz", "1.npz"}
+    loaded, *results = json.loads(result.stdout.splitlines()[-1])
+    assert loaded == []
+    for (_, module), outcome in zip(COMMANDS, results, strict=True):
+        line = f"fedaccord: expected the package {module}, found none; in the clone of FedAccord"
+        assert outcome == [2, f"{line} type `uv sync --extra run --inexact`\n"]
+    assert {path.name for path in tmp_path.iterdir()} == {"0.npz", "1.npz"}
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = Path(__file__).parent / "fedgrow"
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """Of a process that has the package installed, as pip would leave it, without building it."""
-    folder = tmp_path_factory.mktemp("site")
-    shutil.copy(PACKAGE / "fedgrow.py", folder)
-    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
+def install(folder: Path, project: Mapping[str, Any]) -> None:
+    """Register a package's entry points, as pip would leave them, without building it."""
     info = folder / f"{project['name']}-{project['version']}.dist-info"
     info.mkdir()
     info.joinpath("METADATA").write_text(
@@ -35,13 +31,25 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     for group, entries in project["entry-points"].items():
         lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
     info.joinpath("entry_points.txt").write_text("\n".join(lines) + "\n")
-    return {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
-def run(environment: Mapping[str, str], *command: str) -> str:
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+BROKEN = {  # a package whose methods cannot be loaded
+    "fedgone": "nowhere:Method",
+    "fedavg": "json:JSONDecoder",
+    "fedinit": "fedaccord:Ditto",
+    "sam": "fedaccord.strategies:Ditto",
+    "muon": "fedaccord.strategies:Ditto",
+    "fast": "fast:Fast",
+}
+FAST = """
+from dataclasses import dataclass
+from fedaccord.core import option
+from fedaccord.strategies import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Fast(FedAvg):
+    lr: float = option(1.0, "a rate")
+"""
 
 
 def test_the_document_shows_these_files() -> None:
@@ -50,39 +58,74 @@ def test_the_document_shows_these_files() -> None:
         assert (PACKAGE / name).read_text() in blocks, f"copy {name} to CONTRIBUTING.md"
 
 
-def test_it_runs_as_ours_do(environment: Mapping[str, str], tmp_path: Path) -> None:
-    fedaccord = str(Path(sys.executable).parent / "fedaccord")
-    words = "algo=fedgrow fedgrow.mu=0.2 num-server-rounds=2 num-clients=4 threads=1 name=run"
-    run(environment, fedaccord, "run", *words.split(), f"out-dir={tmp_path}")
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
-    settings = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]
+REPORT = """
+import json, sys, torch
+from torch import nn
+from typer.testing import CliRunner
+from fedaccord import cli, simulate
+from fedaccord.strategies import METHODS
+from fedaccord.wire import codec
+
+def command(*words):
+    result = CliRunner().invoke(cli.app, words)
+    return result.exit_code, result.stdout, result.stderr
+
+one, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+model = nn.Linear(1, 1, bias=False).double()
+model.weight.data.fill_(1.0)
+words = "num-server-rounds=2", "num-clients=4", "threads=1", "name=run", f"out-dir={sys.argv[1]}"
+gone = command("run", "algo=fedgone", *words)
+history = simulate(
+    "fedgrow", clients=[(one, 4 * one), (2 * one, zero)], model=model,
+    loss=lambda y, target: 0.5 * ((y - target) ** 2).sum(),
+    rounds=2, local_steps=3, batch_size=0, lr=0.1, lr_decay=1.0, weight_decay=0.0, clip_norm=None,
+    participation=1.0, dtype=torch.float64, record="weights", **{"fedgrow.mu": 0.2},
+)
+print(json.dumps({
+    "gone": gone,
+    "run": command("run", "algo=fedgrow", "fedgrow.mu=0.2", *words),
+    "table": command("methods"),
+    "weights": history.weights[:, 0].tolist(),
+    "message": codec.dumps(METHODS["fedgrow"](mu=0.2).client_half()),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with both packages; a run is written into it."""
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copy(PACKAGE / "fedgrow.py", folder)
+    install(folder, tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"])
+    (folder / "fast.py").write_text(FAST)
+    methods = {"fedaccord.methods": BROKEN}
+    install(folder, {"name": "broken", "version": "1", "entry-points": methods})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(site: Path) -> dict[str, Any]:
+    """Of a process that has the packages installed."""
+    words = {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-c", REPORT, str(site)]
+    result = subprocess.run(command, env=os.environ | words, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    content: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return content | {"stderr": result.stderr}
+
+
+def test_it_runs_as_ours_do(report: dict[str, Any], site: Path) -> None:
+    assert report["run"][0] == 0, report["run"]
+    assert json.loads((site / "run" / "summary.json").read_text())["status"] == "completed"
+    settings = tomllib.loads((site / "run" / "config.toml").read_text())["run"]
     assert settings["algo"] == "fedgrow"
     assert settings["fedgrow"]["mu"] == 0.2
 
 
-def test_a_method_that_cannot_be_loaded_is_left_out(tmp_path: Path) -> None:
-    info = tmp_path / "broken-1.dist-info"
-    info.mkdir()
-    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
-    entries = "fedgone = nowhere:Method", "fedavg = json:JSONDecoder", "fedinit = fedaccord:Ditto"
-    entries += (
-        "sam = fedaccord.strategies:Ditto",
-        "muon = fedaccord.strategies:Ditto",
-        "fast = fast:Fast",
-    )
-    (tmp_path / "fast.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from fedaccord.core import option\nfrom fedaccord.strategies import FedAvg\n"
-        "@dataclass(frozen=True, kw_only=True)\nclass Fast(FedAvg):\n"
-        "    lr: float = option(1.0, 'a rate')\n"
-    )
-    info.joinpath("entry_points.txt").write_text("\n".join(["[fedaccord.methods]", *entries]))
-    words = ["run", "algo=fedgone", "num-server-rounds=1", "num-clients=4", "threads=1"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    fedaccord = str(Path(sys.executable).parent / "fedaccord")
-    result = subprocess.run([fedaccord, *words], env=environment, capture_output=True, text=True)
-    assert result.returncode == 2
-    text = " ".join(result.stderr.split())
+def test_a_method_that_cannot_be_loaded_is_left_out(report: dict[str, Any]) -> None:
+    code, _, stderr = report["gone"]
+    assert code == 2
+    text = " ".join((stderr + report["stderr"]).split())
     assert "Traceback" not in text
     for line in (
         "'fedgone' of nowhere:Method is left out (ModuleNotFoundError: No module named 'nowhere'",
@@ -96,39 +139,8 @@ def test_a_method_that_cannot_be_loaded_is_left_out(tmp_path: Path) -> None:
         assert line in text
 
 
-REPORT = """
-import json, torch
-from torch import nn
-from typer.testing import CliRunner
-from fedaccord import cli, simulate
-from fedaccord.strategies import METHODS
-from fedaccord.wire import codec
-
-one, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
-model = nn.Linear(1, 1, bias=False).double()
-model.weight.data.fill_(1.0)
-history = simulate(
-    "fedgrow", clients=[(one, 4 * one), (2 * one, zero)], model=model,
-    loss=lambda y, target: 0.5 * ((y - target) ** 2).sum(),
-    rounds=2, local_steps=3, batch_size=0, lr=0.1, lr_decay=1.0, weight_decay=0.0, clip_norm=None,
-    participation=1.0, dtype=torch.float64, record="weights", **{"fedgrow.mu": 0.2},
-)
-print(json.dumps({
-    "table": CliRunner().invoke(cli.app, ["methods"]).stdout,
-    "weights": history.weights[:, 0].tolist(),
-    "message": codec.dumps(METHODS["fedgrow"](mu=0.2).client_half()),
-}))
-"""
-
-
-@pytest.fixture(scope="module")
-def report(environment: Mapping[str, str]) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(run(environment, sys.executable, "-c", REPORT))
-    return content
-
-
 def test_it_is_in_the_table(report: dict[str, Any]) -> None:
-    lines = report["table"].splitlines()
+    lines = report["table"][1].splitlines()
     (row,) = (k for k, line in enumerate(lines) if "fedgrow" in line)
     line = lines[row]
     assert lines[row + 1].strip() == "FedAvg with a proximal term that grows over the run"

@@ -140,11 +140,23 @@ def test_waiting_is_passive_unless_the_user_says_otherwise(
     assert environment == after
 
 
+POLICY_OF_PYTORCH = f"""
+import os, sys
+
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(os.environ.get({POLICY!r}), flush=True)
+            os._exit(0)
+
+sys.meta_path.insert(0, Stop())
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "policy"),
     [
-        ("from typer.testing import CliRunner as R; from fedaccord.cli import app; R().invoke(app)",
-         "PASSIVE"),
+        ("sys.argv[1:] = 'run', 'lr=0.1'; from fedaccord.cli import app; app()", "PASSIVE"),
         ("from fedaccord.apps import client_app, server_app", "PASSIVE"),
         # in a notebook, and in another Flower app
         ("from fedaccord import evaluate_locally, simulate, train_locally", "None"),
@@ -152,13 +164,11 @@ def test_waiting_is_passive_unless_the_user_says_otherwise(
     ids=["command", "apps", "library"],
 )  # fmt: skip
 def test_the_environment_is_set_in_our_own_processes_alone(code: str, policy: str) -> None:
-    """Set at all: before PyTorch was loaded."""
+    """If at all, before PyTorch is loaded."""
     own = {name: value for name, value in os.environ.items() if name not in threads.POLICIES}
-    code += f"; import os; print(os.environ.get({POLICY!r}))"
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True
-    )
-    assert result.stdout.split()[-1] == policy
+    command = [sys.executable, "-c", POLICY_OF_PYTORCH + code]
+    result = subprocess.run(command, env=own, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == [policy]
 
 
 def test_as_many_processes_as_cores_or_one_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
