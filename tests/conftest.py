@@ -66,6 +66,6 @@ def some_of_cifar10(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -
     for split, count in (("train", 200), ("test", 20)):
         for folder in (real_data / "cifar10" / split).iterdir():
             (root / split / folder.name).mkdir(parents=True)
-            for file in sorted(folder.iterdir())[:count]:
-                (root / split / folder.name / file.name).symlink_to(file)
+            for name in sorted(os.listdir(folder))[:count]:
+                (root / split / folder.name / name).symlink_to(folder / name)
     return root

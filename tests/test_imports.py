@@ -4,7 +4,8 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,6 +74,7 @@ PRIVATE = (  # what fedaccord.compat names in its place
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")  # Flower's documented packages
 
 
+@cache
 def module(path: Path) -> str:
     """fedaccord/task/models.py -> fedaccord.task.models."""
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
@@ -83,14 +85,22 @@ def room(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(path.read_text()))]
+
+
+@cache
+def imports(path: Path) -> list[str]:
     """The dotted names that a module imports, also inside functions: `from a import b` is a.b."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    names: list[str] = []
+    for node in nodes(path):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: write the whole name of the package"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
 
 
 def below(name: str, *packages: str) -> bool:
@@ -206,31 +216,31 @@ def test_the_modules_loaded_with_the_core_and_with_a_method() -> None:
     assert not method & {"pandas", "sklearn"}
 
 
-def starred_literals(text: str) -> list[int]:
+def starred_literals(nodes: Iterable[ast.AST]) -> list[int]:
     """The lines of each `*(a, b)` or `*[a, b]` in a call, a list, a tuple or a set."""
     return [
         node.lineno
-        for node in ast.walk(ast.parse(text))
+        for node in nodes
         if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List)
     ]
 
 
 def test_arguments_and_elements_are_written_plainly() -> None:
-    assert starred_literals("f(*(a, b))\n[*[c], d]\nf(*g(a), *c)") == [1, 2]
-    lines = {module(path): starred_literals(path.read_text()) for path in SOURCES}
+    example = ast.walk(ast.parse("f(*(a, b))\n[*[c], d]\nf(*g(a), *c)"))
+    assert sorted(starred_literals(example)) == [1, 2]
+    lines = {module(path): starred_literals(nodes(path)) for path in SOURCES}
     assert not any(lines.values()), lines
 
 
 def runs_of_lines(path: Path, length: int) -> Iterator[tuple[str, ...]]:
     """Each run of ``length`` lines that follow each other, without blank lines and imports."""
-    text = path.read_text()
     imported = {
         number
-        for node in ast.walk(ast.parse(text))
+        for node in nodes(path)
         if isinstance(node, ast.Import | ast.ImportFrom)
         for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
-    numbered = enumerate(map(str.strip, text.splitlines()), 1)
+    numbered = enumerate(map(str.strip, path.read_text().splitlines()), 1)
     lines = [line for number, line in numbered if line and number not in imported]
     yield from (tuple(lines[k : k + length]) for k in range(len(lines) - length + 1))
 

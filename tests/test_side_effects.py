@@ -7,7 +7,7 @@ import pytest
 
 SETUP = """
 import gc, logging, os, pickle, random, signal, sys, threading, warnings
-import flwr.clientapp, flwr.serverapp, numpy, pandas, sklearn.datasets, torch, torchvision
+import flwr.clientapp, flwr.serverapp, numpy, pandas, torch
 import torch._dynamo  # imported by the first backward pass, with filters of its own
 import fedaccord, fedaccord.strategies, fedaccord.engine
 

@@ -205,7 +205,7 @@ def test_cifar10_from_image_files(real_data: Path) -> None:
     assert data.y_train.bincount().tolist() == [5000] * 10
     assert data.y_test.bincount().tolist() == [1000] * 10
     assert (data.mean, data.std) == DATASETS["cifar10"].scale
-    pixels = data.x_train.float().div_(255)  # the channels are in this order
+    pixels = data.x_train[::5].float().div_(255)  # the channels are in this order
     assert pixels.mean((0, 2, 3)).tolist() == pytest.approx(data.mean, abs=2e-3)
     assert pixels.std((0, 2, 3)).tolist() == pytest.approx(data.std, abs=2e-3)
     last = sorted((real_data / "cifar10" / "test" / "truck").iterdir())[-1]

@@ -1,8 +1,11 @@
 """`tools/sync.py`: the committed files are up to date, and it finds stale ones."""
 
 import shutil
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import pages
 import pytest
 import sync
 
@@ -14,6 +17,15 @@ WRITTEN = (
     *("docs/results/reproduction.md", "docs/results/reproduction.csv"),
     *("fedaccord/strategies/__init__.py", "fedaccord/experiments/analysis/options.json"),
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made_once() -> Iterator[None]:
+    """What is derived from the code alone is computed once."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("pages", "readme_list"):
+            patch.setattr(pages, name, cache(getattr(pages, name)))
+        yield
 
 
 @pytest.fixture
