@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -16,11 +17,14 @@ import torch
 from torch import Tensor
 
 from fedaccord import simulate
-from fedaccord.core import Cohort, LocalRule, Model
+from fedaccord.core import Cohort, Direction, LocalRule, Model
 from fedaccord.core.folder import class_of
 from fedaccord.strategies import DFedAvg, FedAdam, FedAvg, FederatedStrategy
 from fedaccord.strategies.fedadam import Adaptive
 from fedaccord.strategies.fedavg import FedAvgClient
+from tests.strategies import test_references
+from tests.strategies.toy import reference
+from tests.strategies.toy.fedtoy import FedToy, FedToyClient
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOY = Path(__file__).parent / "toy"
@@ -31,31 +35,35 @@ ENUMERATING = [  # tests that go over the methods, and are quick; the slow test 
 WITHOUT = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "dist", "*.egg-info")
 
 
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository with one method more, after tools/sync.py."""
-    root = tmp_path_factory.mktemp("new") / "copy"
+SYNC_AND_TEST = """
+import sys, pytest, sync
+arguments, sys.argv[1:] = sys.argv[1:], []
+sync.main()
+sys.exit(pytest.main(arguments))
+"""
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The repository with one method more."""
+    root = tmp_path / "copy"
     shutil.copytree(REPOSITORY, root, ignore=shutil.ignore_patterns(*WITHOUT), symlinks=True)
     shutil.copy(TOY / "fedtoy.py", root / "fedaccord" / "strategies")
     shutil.copy(TOY / "reference.py", root / "tests" / "reference" / "fedtoy.py")
-    result = run(root, "tools/sync.py")
-    assert "docs/methods/fedtoy.md written" in result.stdout, result.stderr
     return root
 
 
-def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+def check(root: Path, *arguments: str) -> str:
+    """Run tools/sync.py and tests of a copy. Raises AssertionError if one of them fails."""
+    paths = os.pathsep.join([str(root), str(root / "tools")])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     for name in [name for name in environment if name.startswith("PYTEST_")]:
         del environment[name]
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=root, env=environment, capture_output=True, text=True
-    )
-
-
-def check(root: Path, *arguments: str) -> str:
-    """Run tests of a copy. Raises AssertionError if one of them fails."""
     marks = ("-m", "not flower and not data and not slow", "--ignore", "tests/outside")
-    result = run(root, "-m", "pytest", "-p", "no:cacheprovider", *marks, *arguments)
+    result = subprocess.run(
+        [sys.executable, "-c", SYNC_AND_TEST, "-p", "no:cacheprovider", *marks, *arguments],
+        **{"cwd": root, "env": environment, "capture_output": True, "text": True},
+    )
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-1000:]
     return result.stdout
 
@@ -64,6 +72,7 @@ def test_a_method_is_two_files(copy: Path) -> None:
     """Tests of every method have its name."""
     which = "fedtoy or FedToy"
     out = check(copy, "-n", "0", "-vv", "-k", which, *ENUMERATING)
+    assert "docs/methods/fedtoy.md written" in out
     for test in (
         "test_equals_the_dense_reference[FedToy-0.2-0.8-relaxed-some-minibatch]",
         "test_through_messages_equals_the_dense_reference[FedToy-0.2-0.8]",
@@ -73,17 +82,22 @@ def test_a_method_is_two_files(copy: Path) -> None:
         assert f"{test} PASSED" in out
 
 
-def test_a_wrong_method_is_found(copy: Path) -> None:
+def test_a_wrong_method_is_found() -> None:
     """The toy with another sign than its reference."""
-    file = copy / "fedaccord" / "strategies" / "fedtoy.py"
-    text = file.read_text()
-    assert "shift=self.gamma" in text
-    file.write_text(text.replace("shift=self.gamma", "shift=-self.gamma"))
-    try:
-        with pytest.raises(AssertionError, match=r"FAILED .*test_equals_the_dense_reference"):
-            check(copy, "-n", "0", "-k", "FedToy", "tests/strategies/test_references.py")
-    finally:
-        file.write_text(text)
+
+    class WrongClient(FedToyClient):
+        def direction(self, *arguments: Any) -> Direction:
+            return Direction(shift=-super().direction(*arguments).shift)
+
+    class Wrong(FedToy):
+        def rule(self) -> LocalRule:
+            return WrongClient(self.gamma)
+
+    [case] = reference.CASES
+    compare = test_references.test_equals_the_dense_reference
+    for kind, outcome in ((FedToy, nullcontext()), (Wrong, pytest.raises(AssertionError))):
+        with outcome:
+            compare(test_references.Case(kind, reference, **case), 0.0, test_references.SOME, None)
 
 
 def test_a_file_with_no_method_or_with_two_is_one_line() -> None:

@@ -1,8 +1,9 @@
 """What is beside w (frozen, local and buffer tensors) does not change what a method does to w."""
 
 import logging
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
+from itertools import cycle
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from fedaccord.federation.errors import FederationError
 from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.run import Run
 from fedaccord.federation.strategy import FederatedStrategy
-from fedaccord.strategies import METHODS
+from fedaccord.strategies import METHODS, DFedAvg
 from fedaccord.task.flat_model import flat_model
 from tests.federation import half_square, linear
 from tests.grid import FIRST_NODE, InProcessGrid
@@ -28,7 +29,7 @@ from tests.plugins.test_composition import make
 from tests.reference import problem
 from tests.reference.problem import LeastSquares
 
-C, T, K = 6, 6, 3
+C, T, K = 6, 4, 3
 PROBLEM = LeastSquares(C, seed=3)
 D = PROBLEM.dim
 W0, HEAD = np.random.default_rng(1).normal(size=(2, D))
@@ -39,8 +40,15 @@ FAMILIES = [
     *("fedsmoo", "fedgamma", "ditto", "feddeper", "fedpac"),
 ]
 STEPS = {"lr": 0.02, "lr_decay": 0.95, "weight_decay": 0.05, "clip_norm": 5.0, "batch_size": 0}
-FLOAT64 = {"precision": "float64"}
+FLOAT64 = {"precision": "float64", "eval_every": 3}
 POLICIES = ("freeze", "mean", "local")
+
+
+def with_policies(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Each name with one of the policies; no server averages the buffers of a graph's nodes."""
+    servers = [name for name in names if not issubclass(METHODS[name], DFedAvg)]
+    nodes = [name for name in names if name not in servers]
+    return [*zip(servers, cycle(POLICIES)), *zip(nodes, cycle(("freeze", "local")))]
 
 
 class Roles(nn.Module):
@@ -93,18 +101,9 @@ def run(name: str, model: nn.Module, loss: Any = both, **more: Any) -> History:
     )
 
 
-@cache
-def alone(name: str) -> History:
-    """The method on a model of w alone."""
-    return run(name, linear(W0), half_square)
-
-
-@pytest.mark.parametrize("buffers", POLICIES)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("name", "buffers"), with_policies(METHODS))
 def test_the_method_on_w_is_the_method_alone(name: str, buffers: str) -> None:
-    if buffers == "mean" and small(name).topology.is_decentralised:
-        pytest.skip("no server averages buffers")
-    bare = alone(name)
+    bare = run(name, linear(W0), half_square)
     history = run(name, Roles(), buffers=buffers, local_parameters="head.*")
     np.testing.assert_allclose(history.weights, bare.weights, rtol=0, atol=1e-12)
     assert torch.equal(Roles.last.scale, Roles().scale)
@@ -130,7 +129,7 @@ def test_what_is_frozen_keeps_its_bits(name: str, more: dict[str, Any]) -> None:
     method = small(name, buffers="freeze", **more)
     if not (method.all_clients or method.topology.is_decentralised):
         method = replace(method, fraction_train=0.5)
-    history = simulate(method, clients=PROBLEM.clients(), model=Roles(), loss=both, rounds=6)
+    history = simulate(method, clients=PROBLEM.clients(), model=Roles(), loss=both, rounds=2)
     before, after = Roles().state_dict(), Roles.last.state_dict()
     for tensor in ("scale", "mean", "batches"):
         assert torch.equal(after[tensor], before[tensor])
@@ -138,8 +137,10 @@ def test_what_is_frozen_keeps_its_bits(name: str, more: dict[str, Any]) -> None:
     assert not torch.equal(history.model["body.weight"], before["body.weight"])
 
 
-@pytest.mark.parametrize(("buffers", "lines"), [("freeze", 0), ("mean", 1)])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "buffers", "lines"),
+    [*((name, "freeze", 0) for name in FAMILIES), ("scaffold", "mean", 1)],
+)
 def test_clients_in_one_call(
     name: str,
     buffers: str,
@@ -207,8 +208,7 @@ def test_dittos_w_is_that_of_fedavg_to_the_bit(module: Any) -> None:
         assert one.model["1.num_batches_tracked"] == T * K
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("buffers", POLICIES)
+@pytest.mark.parametrize(("name", "buffers"), with_policies(FAMILIES))
 def test_a_lost_reply_takes_back_what_stayed_at_the_client(name: str, buffers: str) -> None:
     def lose(kind: str) -> History:
         def faults(t: int, i: int) -> str | None:

@@ -1,6 +1,7 @@
 """n clients in one call take the steps that each of them takes alone."""
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -76,10 +77,20 @@ def config(method: FederatedStrategy, t: int, client: Any) -> LocalConfig:
     return LocalConfig(t, 3, 0.1, 0.05, bound, client, 0, SHAPES, steps=steps)
 
 
-# --- every method in every plug-in ----------------------------------------------------------------
+# --- every method ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "own"), methods())
+def rotated() -> list[Any]:
+    """Every method with one of the plug-ins that it takes, in turn, and its variants."""
+    cases = []
+    for n, (_, group) in enumerate(groupby(methods(), lambda case: case.values[0])):
+        own = [*group]
+        plugged = [case for case in own if "plugins" in case.values[1]]
+        cases += [plugged[n % len(plugged)], *own[len(plugged) :]]
+    return cases
+
+
+@pytest.mark.parametrize(("kind", "own"), rotated())
 def test_a_cohort_is_each_of_its_clients(
     kind: type[FederatedStrategy], own: dict[str, Any]
 ) -> None:
