@@ -17,7 +17,7 @@ from tests.reference.gossip import GossipHistory
 from tests.reference.problem import Array, LeastSquares
 from tests.strategies.federate import client_vectors, close, federate
 
-M, T, K = 8, 8, 3
+M, T, K = 8, 5, 3
 LEAST_SQUARES = LeastSquares(M, seed=3)
 W0 = np.random.default_rng(1).normal(size=LEAST_SQUARES.dim)
 SETTINGS: dict[str, Any] = {"lr": 0.05, "lr_decay": 0.95, "weight_decay": 0.05, "clip_norm": 5.0}

@@ -24,7 +24,7 @@ from tests.reference import problem
 from tests.reference.problem import LeastSquares
 from tests.strategies.federate import Dense, Federation, close
 
-C, K, N = 6, 4, 4
+C, K, N = 5, 3, 4
 LEAST_SQUARES = LeastSquares(C, num_rows=14, dim=12, seed=3)
 SHAPES = [[2, 4], [4]]
 W0 = np.random.default_rng(1).normal(size=12)

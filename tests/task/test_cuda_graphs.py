@@ -139,7 +139,7 @@ def test_every_method_leaves_the_same_bits(
 
 
 def trained(name: str, plugins: str, vectorize: str) -> History:
-    length = {} if name in ("dpsgd", "scaffnew") else {"local_epochs": 2}  # have steps of their own
+    length = {} if name in ("dpsgd", "scaffnew") else {"local_epochs": 1}  # have steps of their own
     more: dict[str, Any] = {"lr": 0.05, "batch_size": 2, "precision": "float64", **length}
     method = replace(make(name, plugins), **more)
     g = torch.Generator().manual_seed(3)
