@@ -260,7 +260,7 @@ def test_exact_local_solves(center):
     """w_i = argmin f_i + (rho/2)||w - centre||^2, with + <lam_i, w> for the dual methods, whose
     stationarity reads lam_i^new = -grad f_i(w_i). Steps begin at the relaxed start."""
     rho, beta = 0.7, 0.3
-    own = {"local_steps": 1500, "ri_beta": beta, "ri_center": center}
+    own = {"local_steps": 500, "ri_beta": beta, "ri_center": center}
     for method, name in ((fedprox, "mu"), (feddyn, "alpha"), (fedadmm, "rho")):
         h = go(method, **own, **{name: rho})
         w_i, lam = np.tile(W0, (C, 1)), np.zeros((C, D))
@@ -322,7 +322,7 @@ def test_exact_local_solves_are_consensus_admm():
     x_i = argmin f_i + <y_i, x> + (rho/2)||x - z||^2, z = mean(x_i + y_i/rho), y_i += rho(x_i - z).
     """
     rho, rounds = 0.8, 5
-    h = go(afedpd, everyone(C, rounds), rho=rho, local_steps=1200)
+    h = go(afedpd, everyone(C, rounds), rho=rho, local_steps=500)
     duals = [-PROBLEM.grad(i, h.clients["last"][i]) for i in range(C)]
     assert_close(h.clients["lam"], duals)
     # In the family's letters z = w_bar^t and y_i = delta_i = lam_i - lam_bar.
@@ -342,7 +342,7 @@ def test_exact_local_solves_are_consensus_admm():
         z = z_new
         assert_close(h.averages[t + 1], z)
     assert_close(h.clients["lam"] - h.extra["lam_bar"], y)
-    partial = go(afedpd, PARTIAL, rho=rho, local_steps=1200)
+    partial = go(afedpd, PARTIAL, rho=rho, local_steps=500)
     for i in PARTIAL[-1]:
         assert_close(partial.clients["lam"][i], -PROBLEM.grad(i, partial.clients["last"][i]))
 
