@@ -86,8 +86,14 @@ def make(kind: type[FederatedStrategy], **more: Any) -> FederatedStrategy:
     return kind(precision="float64", fraction_train=1.0, **more)
 
 
-@pytest.mark.parametrize("name", [n for n, kind in METHODS.items() if kind.takes_weights])
-def test_a_client_with_n_examples_counts_for_n_clients(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        *((name, {}) for name, kind in METHODS.items() if kind.takes_weights),
+        ("fedcm", {"optimizer": "adamw"}),  # clients send the mean of their directions
+    ],
+)
+def test_a_client_with_n_examples_counts_for_n_clients(name: str, own: dict[str, Any]) -> None:
     """For every method that takes weights: model, server state and all."""
     kind, g = METHODS[name], torch.Generator().manual_seed(2)
     weights = [1, 3, 2]
@@ -95,8 +101,8 @@ def test_a_client_with_n_examples_counts_for_n_clients(name: str) -> None:
     def draw(like: Any = None) -> torch.Tensor:
         return torch.rand(6, generator=g, dtype=torch.float64) + 0.1
 
-    w, sends = draw(), make(kind).rule().sends
-    state = map_vectors(draw, make(kind).init(w))
+    w, sends = draw(), make(kind, **own).rule().sends
+    state = map_vectors(draw, make(kind, **own).init(w))
     replies = [
         Reply(i, sends(*(draw() for _ in sends._fields)), 2 + i, n, draw())
         for i, n in enumerate(weights)
@@ -104,7 +110,7 @@ def test_a_client_with_n_examples_counts_for_n_clients(name: str) -> None:
     twins = [reply for reply in replies for _ in range(reply.examples)]
 
     def step(weighting: str, replies: list[Reply]) -> Any:
-        method = make(kind, weighting=weighting)
+        method = make(kind, weighting=weighting, **own)
         accepted, weighted = torch.tensor([2, 2, 2, 0, 0]), weighting == "examples"
         info = RoundInfo(2, 0.1, 5, accepted, weighted, anchored_at_starts=False)
         rows, cohort = Star().gather(w, replies, info)
