@@ -1,6 +1,7 @@
 """The settings of every federation: options of all strategies, also run-config keys."""
 
 from dataclasses import Field, dataclass
+from functools import cache
 from typing import Any
 
 from fedaccord.core.optimizer import FUNCTIONS, OPTIMIZERS, SCHEDULES, STATES, Schedule
@@ -229,6 +230,7 @@ class Settings:
         return Schedule(self.lr_schedule)
 
 
+@cache
 def own_options(kind: type[Settings]) -> "tuple[Field[Any], ...]":
     """The options that a method adds to those of every method."""
     return tuple(field for field in options(kind) if field.name not in COMMON)
