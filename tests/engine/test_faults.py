@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from fedaccord import simulate
 from fedaccord import strategies as S
 from fedaccord.core.vectors import leaves
 from fedaccord.engine import History
-from fedaccord.engine.faults import KINDS
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.compress import Compress
 from tests.federation import half_square, linear
@@ -24,16 +21,23 @@ from tests.reference.problem import LeastSquares
 from tests.strategies.federate import base
 from tests.wire.methods import COMBINATIONS, COMPRESSED, all_or_slow, make, taken
 
-C, T = 4, 4
+C = 4
 LEAST_SQUARES = LeastSquares(C, seed=2)
 W0 = np.linspace(-1, 1, LEAST_SQUARES.dim)
 UNHEARD = ("lost-message", "lost-reply", "late")
 Table = tuple[tuple[str | None, ...], ...]  # what happens in a round (row) to a client (column)
-
-
-def tables(*kinds: str) -> Any:
-    row = st.tuples(*[st.sampled_from((None, *kinds))] * C)
-    return st.lists(row, min_size=2, max_size=T).map(tuple)
+TABLE: Table = (  # with a round in which all are heard, as FedPD wants
+    ("duplicate", None, "lost-reply", "late"),
+    (None, "duplicate", None, None),
+    ("late", "lost-reply", None, "lost-message"),
+    (None, None, "lost-reply", "duplicate"),
+)
+CRASHES: Table = (
+    (None, "lost-reply", "crash", "duplicate"),
+    ("duplicate", None, None, None),
+    ("crash", "late", None, "lost-message"),
+    (None, "duplicate", None, "lost-reply"),
+)
 
 
 def run(method: FederatedStrategy, table: Table, **more: Any) -> History:
@@ -63,23 +67,35 @@ def same(a: Any, b: Any) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def counted(table: Table) -> bool:
-    """Whether some round has every reply, as FedPD wants, and some reply a fault."""
-    return any(not set(row) & set(UNHEARD) for row in table) and any(
-        k for row in table for k in row
-    )
-
-
-@pytest.mark.parametrize(("name", "plugins"), all_or_slow(COMBINATIONS) + COMPRESSED)
-@settings(max_examples=2)
-@given(tables(*UNHEARD, "duplicate").filter(counted))
-def test_a_reply_that_was_not_heard_is_one_that_never_was(
-    name: str, plugins: str, table: Table
-) -> None:
-    absent = tuple(tuple("lost-message" if k in UNHEARD else None for k in row) for row in table)
-    history, expected = (run(small(name, plugins), t) for t in (table, absent))
+def as_absent(name: str, plugins: str) -> History:
+    """The run with the faults of TABLE, which is that in which the unheard were not reached."""
+    absent = tuple(tuple("lost-message" if k in UNHEARD else None for k in row) for row in TABLE)
+    history, expected = (run(small(name, plugins), table) for table in (TABLE, absent))
     assert torch.equal(history.weights, expected.weights)
     assert all(map(same, history.clients, expected.clients))
+    return history
+
+
+@pytest.mark.parametrize(("name", "plugins"), [*all_or_slow(COMBINATIONS), ("feddyn", "rounded")])
+def test_a_reply_that_was_not_heard_is_one_that_never_was(name: str, plugins: str) -> None:
+    as_absent(name, plugins)
+
+
+@pytest.mark.parametrize(
+    ("name", "plugins"),
+    [
+        *((name, "topk") for name in S.METHODS if taken(name, "topk")),
+        *(case for case in COMPRESSED if case[1] not in ("topk", "rounded")),
+        ("feddyn", "qsgd"),
+    ],
+)
+def test_error_memories_go_back_with_the_rest_of_a_clients_state(name: str, plugins: str) -> None:
+    history = as_absent(name, plugins)
+    errors = [v for state in history.clients for n, v in leaves(state) if n.startswith("errors.")]
+    half = small(name, plugins).client_half()
+    (compress,) = (p for p in half.plugins if isinstance(p, Compress))
+    assert bool(errors) == compress.has_errors
+    assert all(v.norm() > 0 for v in errors)
 
 
 def test_a_client_goes_back_as_often_as_its_replies_are_lost() -> None:
@@ -110,32 +126,6 @@ def test_a_client_that_is_not_reached_is_one_that_was_not_drawn(name: str) -> No
 
 
 # --- what the server's memory sums up, also where clients lost theirs -----------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "plugins"),
-    [
-        *((name, "topk") for name in S.METHODS if taken(name, "topk")),
-        *(("fedinit", "rounded+topk"), ("scaffold", "qsgd"), ("feddyn", "qsgd")),
-        ("afedpd", "rounded+topk"),
-    ],
-)
-def test_a_fifth_of_compressed_replies_is_lost(name: str, plugins: str) -> None:
-    """Error memories go back with the rest of a client's state."""
-    mask = np.random.default_rng(5).random((10, C)) < 0.2
-    tables = (
-        tuple(tuple(kind if is_lost else None for is_lost in row) for row in mask)
-        for kind in ("lost-reply", "lost-message")
-    )
-    history, absent = (run(small(name, plugins), table) for table in tables)
-    assert history.metrics["dropped"].sum() == mask.sum() == 8
-    assert torch.equal(history.weights, absent.weights)
-    assert all(map(same, history.clients, absent.clients))
-    errors = [v for state in history.clients for n, v in leaves(state) if n.startswith("errors.")]
-    half = small(name, plugins).client_half()
-    (compress,) = (p for p in half.plugins if isinstance(p, Compress))
-    assert bool(errors) == compress.has_errors
-    assert all(v.norm() > 0 for v in errors)
 
 
 def mean(clients: list[Any], name: str, otherwise: Any) -> Tensor:
@@ -185,8 +175,7 @@ TIED = [
         *((name, more) for name, more in COMPRESSED if name in TIED),
     ],
 )
-@settings(max_examples=5)
-@given(tables(*KINDS).filter(counted))
+@pytest.mark.parametrize("table", [TABLE, CRASHES], ids=["no crash", "crashes"])
 def test_the_servers_memory_is_the_clients(name: str, plugins: str, table: Table) -> None:
     assert gap(name, run(small(name, plugins), table)) < 1e-12
 
@@ -194,12 +183,13 @@ def test_the_servers_memory_is_the_clients(name: str, plugins: str, table: Table
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedadmm"])
 def test_a_device_that_lost_its_memory_ends_nothing(name: str) -> None:
     """It reports that, the server begins its memory anew, and the optimum is reached."""
-    table = [[None] * C for _ in range(150)]
+    table = [[None] * C for _ in range(30)]
     table[5][1] = table[9][2] = "crash"
+    own = {"feddyn": {"alpha": 3.0}, "fedadmm": {"rho": 3.0}}.get(name, {})
     plain: dict[str, float] = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": 0.0}
-    method = replace(small(name), lr=0.1, local_steps=4, **plain)
+    method = replace(small(name), lr=0.1, local_steps=4, **plain, **own)
     history = run(method, tuple(map(tuple, table)))
-    np.testing.assert_allclose(history.state.w, LEAST_SQUARES.optimum(), atol=2e-3)
+    np.testing.assert_allclose(history.state.w, LEAST_SQUARES.optimum(), atol=1e-4)
     assert (history.metrics["dropped"] == 1).sum() == 2
 
 

@@ -1,5 +1,6 @@
 """Every method with the plug-ins that it takes, and some with other optimisers."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,9 +75,12 @@ COMPRESSED = [
 
 
 def all_or_slow(cases: Sequence[tuple[str, str]]) -> list[Any]:
-    """All cases; those that are not slow have every method and every plug-in, not each pair."""
-    first = {name: k for k, (name, _) in reversed([*enumerate(cases)])}
-    return [
-        case if k % 4 == 0 or k == first[case[0]] else pytest.param(*case, marks=pytest.mark.slow)
-        for k, case in enumerate(cases)
-    ]
+    """All cases; one of each method is not slow: that with the least seen plug-ins so far."""
+    seen: Counter[str] = Counter()
+    chosen = set()
+    for method in dict.fromkeys(name for name, _ in cases):
+        case = min((it for it in cases if it[0] == method), key=lambda it: seen[it[1]])
+        seen[case[1]] += 1
+        chosen.add(case)
+    slow = pytest.mark.slow
+    return [case if case in chosen else pytest.param(*case, marks=slow) for case in cases]
