@@ -8,7 +8,7 @@ losses       the methods whose server sums up what clients keep, on least square
              their way back. Before: clients continue from the state of their last step, whether
              or not its reply arrived. After: from the last accepted one
 checkpoints  seconds of a checkpoint beside a round, 100 clients with a state each, 10 active
-replies      the kinds of bad reply in tests/server/test_bad_replies.py, four methods each
+replies      the kinds of bad reply in tests/server/test_bad_replies.py, of four methods in turn
 data         the nasty data sets of tests/data/nasty
 settings     400 runs with random settings, most of them invalid: each must end by itself, with a
              trained model or with one line
@@ -291,7 +291,7 @@ def replies() -> Table:
     return [
         "## Bad replies, data, settings, kills",
         "",
-        f"Kinds of bad reply, each with four methods: in {passed} of {of} the run continues bit "
+        f"Kinds of bad reply, with four methods in turn: in {passed} of {of} the run continues bit "
         "for bit as if that client had been absent, with one line a round. Bad answers to the "
         "handshake: "
         f"{greeted} of {asked} affect only their node.",
