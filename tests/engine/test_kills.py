@@ -16,7 +16,7 @@ from fedaccord.runs import status
 from tests.engine.test_resume import run, written
 from tests.engine.test_resume import settings as settings  # a fixture
 
-KILLS, ROUNDS = 20, 60
+KILLS, ROUNDS = 20, 30
 
 
 def child(config: RunConfig) -> int:

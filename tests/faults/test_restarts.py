@@ -43,7 +43,7 @@ class Lab:
         self.settings = {
             **{"algo": method, "dataset": "npz", "data-dir": str(folder / "data.npz"), **more},
             **{"model": "linear", "num-clients": CLIENTS, "partition": "iid", "threads": 1},
-            **{"fraction-train": 0.5, "local-epochs": 1, "batch-size": 5, "checkpoint-every": 5},
+            **{"fraction-train": 0.5, "local-epochs": 1, "batch-size": 5, "checkpoint-every": 3},
             **{"out-dir": str(folder / "runs")},
         }
         self.messages: list[Message] = []  # the messages of all starts
@@ -113,37 +113,37 @@ def same_model(a: Path, b: Path) -> bool:
 
 
 def test_a_server_is_killed_and_resumed_twice_from_one_checkpoint(lab: Lab) -> None:
-    lab.run(12, killed_after=8)
-    lab.run(12, killed_after=9, resume=True)  # both resume from round 5
-    directory = lab.run(12, resume=True)
+    lab.run(7, killed_after=4)
+    lab.run(7, killed_after=5, resume=True)  # both resume from round 3
+    directory = lab.run(7, resume=True)
     assert statuses(directory) == {"ok"}
-    assert same_model(directory, lab.run(12, name="whole", devices="others"))
+    assert same_model(directory, lab.run(7, name="whole", devices="others"))
 
 
 def test_a_backup_is_restored(lab: Lab) -> None:
-    path = lab.run(12, killed_after=6)
+    path = lab.run(7, killed_after=4)
     shutil.copytree(path, lab.folder / "backup")
-    lab.run(14, resume=True)
+    lab.run(8, resume=True)
     shutil.rmtree(path)
     shutil.copytree(lab.folder / "backup", path)
-    lost = statuses(lab.run(12, resume=True)) - {"ok"}
+    lost = statuses(lab.run(7, resume=True)) - {"ok"}
     assert bool(lost) == lab.has_states  # of rounds after the backup, which the devices replaced
     assert all(status.startswith("lost its state of round ") for status in lost)
 
 
 def test_a_directory_is_copied_and_both_are_resumed_in_turn(lab: Lab) -> None:
-    path = lab.run(12, killed_after=6)
+    path = lab.run(7, killed_after=4)
     shutil.copytree(path, path.with_name("copy"))
-    for rounds in (8, 10, 12):
+    for rounds in (5, 6, 7):
         for name in ("x", "copy"):
             directory = lab.run(rounds, name=name, resume=True)
             assert statuses(directory) == {"ok"}  # devices keep the state of the last checkpoint
 
 
 def test_a_late_message_of_an_earlier_start_changes_nothing(lab: Lab) -> None:
-    lab.run(12, killed_after=8)
+    lab.run(7, killed_after=4)
     late = lab.messages[-1]
-    lab.run(12, killed_after=10, resume=True)
+    lab.run(7, killed_after=6, resume=True)
     files = {f: f.read_bytes() for f in (lab.folder / "devices").rglob("*") if f.is_file()}
     assert EARLIER_START in lab.deliver(late)
     assert {f: f.read_bytes() for f in (lab.folder / "devices").rglob("*") if f.is_file()} == files
