@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,12 +104,17 @@ def test_every_method(name: str, plugins: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "optimizer"),
-    [*product(["fedavg", "scaffold"], ["sgd", "momentum", "adamw", "muon"]), ("fedpac", "sgd")],
+    ("name", "optimizer", "schedule"),
+    [
+        *(("fedavg", "sgd", "linear"), ("fedavg", "momentum", "cosine")),
+        *(("fedavg", "adamw", "linear"), ("fedavg", "muon", "cosine")),
+        *(("scaffold", "sgd", "cosine"), ("scaffold", "momentum", "linear")),
+        *(("scaffold", "adamw", "cosine"), ("scaffold", "muon", "linear")),
+        ("fedpac", "sgd", "cosine"),
+    ],
 )
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_rates_that_fall_within_the_round_of_each_client(
-    schedule: str, name: str, optimizer: str
+    name: str, optimizer: str, schedule: str
 ) -> None:
     """Clients of unequal numbers of steps have rates of their own."""
     method = small(name, optimizer=optimizer, lr_schedule=schedule, optimizer_state="keep")
@@ -310,7 +314,7 @@ def test_parameters_that_a_stack_does_not_replace_are_trained_too(
     generator = torch.Generator().manual_seed(0)
     data = [
         (torch.randn(6, 4, generator=generator), torch.randint(4, (6,), generator=generator))
-        for _ in range(12)
+        for _ in range(6)
     ]
 
     def build() -> nn.Module:
