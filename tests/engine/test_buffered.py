@@ -338,9 +338,9 @@ def test_a_run_that_resumes_with_visits_at_work_is_the_same(
         **{"device_profile": "lognormal", "out_dir": str(tmp_path), "sam.rho": 0.05},
         **{"vectorize": "on" if name == "scaffold" else "off", "compress.method": method},
     }
-    whole = run_with(name, **keys, name="whole", num_server_rounds=5)
+    whole = run_with(name, **keys, name="whole", num_server_rounds=7)
     run_with(name, **keys, name="half", num_server_rounds=3)
-    path = run_with(name, **keys, name="half", num_server_rounds=5, resume=True)
+    path = run_with(name, **keys, name="half", num_server_rounds=7, resume=True)
     for table in ("metrics.csv", "clients.csv"):
         one, other = (
             pd.read_csv(folder / table).drop(columns="seconds") for folder in (whole, path)
