@@ -233,7 +233,5 @@ class Settings:
 @cache
 def own_options(kind: type[Settings]) -> "tuple[Field[Any], ...]":
     """The options that a method adds to those of every method."""
-    return tuple(field for field in options(kind) if field.name not in COMMON)
-
-
-COMMON = frozenset(field.name for field in options(Settings))
+    common = {field.name for field in options(Settings)}
+    return tuple(field for field in options(kind) if field.name not in common)
