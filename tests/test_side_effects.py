@@ -94,5 +94,6 @@ def test_simulate_and_train_locally_leave_the_process_as_it_was() -> None:
 @pytest.mark.flower  # it starts Ray
 def test_simulate_with_workers_leaves_the_process_as_it_was() -> None:
     pytest.importorskip("ray")
-    (names,) = changed(SIMULATE.replace("OPTIONS", '{"workers": 1},'), more="import ray, ray.util")
+    imported = "import ray, ray.util, sklearn"  # which sets a variable
+    (names,) = changed(SIMULATE.replace("OPTIONS", '{"workers": 1},'), more=imported)
     assert names in ([], ["generators"])  # Ray draws ports by Python's

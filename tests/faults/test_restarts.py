@@ -41,10 +41,10 @@ class Lab:
         x, y = rng.normal(size=(60, 6)).astype(np.float32), np.arange(60) % 3
         np.savez(folder / "data.npz", x_train=x[:48], y_train=y[:48], x_test=x[48:], y_test=y[48:])
         self.settings = {
-            **{"algo": method, "dataset": "npz", "data-dir": str(folder / "data.npz"), **more},
+            **{"algo": method, "dataset": "npz", "data-dir": str(folder / "data.npz")},
             **{"model": "linear", "num-clients": CLIENTS, "partition": "iid", "threads": 1},
             **{"fraction-train": 0.5, "local-epochs": 1, "batch-size": 5, "checkpoint-every": 3},
-            **{"out-dir": str(folder / "runs")},
+            **{"out-dir": str(folder / "runs"), **more},
         }
         self.messages: list[Message] = []  # the messages of all starts
 

@@ -197,7 +197,7 @@ def test_noise_that_drowns_the_mean_upload_is_warned_of(
 
 def test_a_resumed_server_counts_the_round_in_which_it_was_killed(tmp_path: Path) -> None:
     """Devices draw new noise for it: 7 rounds, the 8th that was cut off, 6 to 10 once more."""
-    lab = Lab(tmp_path, "fedavg", {})
+    lab = Lab(tmp_path, "fedavg", {"checkpoint-every": 5})
     private = {"dp.noise-multiplier": 9.0, "dp.where": "client", "local-steps": 2}
     lab.run(10, killed_after=7, **private)
     assert json.loads((tmp_path / "runs" / "x" / "privacy.json").read_text()) == {"releases": 7}

@@ -89,8 +89,8 @@ def make(kind: type[FederatedStrategy], **more: Any) -> FederatedStrategy:
 @pytest.mark.parametrize(
     ("name", "own"),
     [
-        *((name, {}) for name, kind in METHODS.items() if kind.takes_weights),
-        ("fedcm", {"optimizer": "adamw"}),  # clients send the mean of their directions
+        *(pytest.param(name, {}, id=name) for name in METHODS if METHODS[name].takes_weights),
+        pytest.param("fedcm", {"optimizer": "adamw"}, id="fedcm-mean-direction"),
     ],
 )
 def test_a_client_with_n_examples_counts_for_n_clients(name: str, own: dict[str, Any]) -> None:
