@@ -671,7 +671,7 @@ def test_simulate_resumes_no_other_method(settings: dict[str, Any]) -> None:
             simulate(other, resume=directory.path, rounds=ROUNDS, **keys)
 
 
-@pytest.mark.parametrize(("name", "own_clients"), zip(METHODS, cycle([True, False])))
+@pytest.mark.parametrize(("name", "own_clients"), [*zip(METHODS, cycle([True, False]))])
 def test_a_strategy_resumes_the_run_of_its_defaults(
     name: str, own_clients: bool, settings: dict[str, Any]
 ) -> None:

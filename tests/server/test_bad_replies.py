@@ -270,7 +270,7 @@ def same(rounds: list[Round], weights: tuple[torch.Tensor, ...]) -> bool:
     return all(torch.equal(r.w, w) for r, w in zip(rounds, weights, strict=True))
 
 
-@pytest.mark.parametrize(("bad", "method"), zip(BAD, cycle(METHODS)))
+@pytest.mark.parametrize(("bad", "method"), [*zip(BAD, cycle(METHODS))])
 def test_a_bad_reply_is_the_absence_of_its_client(
     bad: str, method: str, warnings: list[str]
 ) -> None:
@@ -302,7 +302,7 @@ HARMLESS: dict[str, Spoil] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "method"), zip(HARMLESS, cycle(METHODS)))
+@pytest.mark.parametrize(("kind", "method"), [*zip(HARMLESS, cycle(METHODS))])
 def test_what_is_not_asked_for_changes_nothing(kind: str, method: str, warnings: list[str]) -> None:
     rounds = federation(method, client_app(early(HARMLESS[kind]), CLIENT), InProcessGrid)
     assert same(rounds, expected(method, absent=False))
