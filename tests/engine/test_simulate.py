@@ -55,6 +55,14 @@ def history(algo: Any = "scaffold", **changes: Any) -> History:
     return simulate(algo, **{**PLAIN, "record": "weights", **changes})
 
 
+def test_averages_have_the_weights_of_the_method() -> None:
+    """w^{t+1} = (w^t + w_bar) / 2, of clients with 1 to 6 samples."""
+    uneven = [(x[: i + 1], y[: i + 1]) for i, (x, y) in enumerate(LEAST_SQUARES.clients())]
+    more: dict[str, Any] = {"weighting": "examples", "fedavg.server-lr": 0.5}
+    result = history("fedavg", clients=uneven, **more)
+    torch.testing.assert_close(result.averages[1:], 2 * result.weights[1:] - result.weights[:-1])
+
+
 def same(a: History, b: History) -> bool:
     return torch.equal(a.weights, b.weights)
 

@@ -46,6 +46,10 @@ def test_a_client_without_its_neighbours_shares_is_not_summed_and_the_others_are
     assert gap("scaffold", history) < 1e-9
 
 
+def test_an_odd_number_of_neighbours_is_the_next_even_one() -> None:
+    assert {len(near) for near in server.regular_graph(range(9), 3).values()} == {4}
+
+
 def test_the_bytes_of_a_client_are_those_of_its_upload_and_of_all_stages() -> None:
     near = C - 1
     history = federation.run(method("fedavg", SecureSum(bits=24)), PROBLEM, W0, [range(C)])
