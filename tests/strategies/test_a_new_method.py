@@ -297,4 +297,4 @@ def test_a_client_state_of_another_shape_is_one_line() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_the_whole_suite_passes_with_it(copy: Path) -> None:
-    check(copy, "-n", "2", "tests", "--deselect", "tests/strategies/test_a_new_method.py")
+    check(copy, "-n", "2", "tests", "--ignore", "tests/strategies/test_a_new_method.py")
