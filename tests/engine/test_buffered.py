@@ -265,8 +265,12 @@ SECONDS = st.lists(st.floats(0.1, 30.0), min_size=C, max_size=C)
 @pytest.mark.parametrize(
     ("name", "is_compressed"),
     [
-        *(("scaffold", True), ("feddyn", False), ("afedpd", True), ("fedgloss", False)),
-        *(("fedadmm", True), ("afedpd", False)),
+        ("scaffold", True),
+        ("feddyn", False),
+        ("afedpd", True),
+        ("afedpd", False),
+        ("fedgloss", False),
+        ("fedadmm", True),
     ],
 )
 @settings(max_examples=3)
@@ -356,11 +360,11 @@ def test_exact_methods_reach_the_optimum_where_fedavg_does_not(tmp_path: Path) -
     distance = {}
     for name in ("fedavg", "scaffold"):
         method = method_of(name, **buffered(tmp_path))
-        history = run(method, [()] * 80, participation=None, record="metrics")
+        history = run(method, [()] * 120, participation=None, record="metrics")
         w = history.model["weight"].numpy().ravel()
         distance[name] = np.linalg.norm(w - PROBLEM.optimum()) / np.linalg.norm(PROBLEM.optimum())
     assert distance["fedavg"] > 0.1
-    assert distance["scaffold"] < 1e-3
+    assert distance["scaffold"] < 1e-5
 
 
 @pytest.mark.slow

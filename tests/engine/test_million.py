@@ -72,8 +72,10 @@ def test_the_servers_memory_is_the_mean_over_a_million(algo: str, mean: str, own
 @pytest.mark.parametrize(
     ("algo", "sampling"),
     [
-        *(("fedavg", "fixed"), ("scaffold", "bernoulli")),
-        *(("afedpd", "fixed"), ("feddeper", "bernoulli")),
+        ("fedavg", "fixed"),
+        ("scaffold", "bernoulli"),
+        ("afedpd", "fixed"),
+        ("feddeper", "bernoulli"),
     ],
 )
 def test_a_round_makes_no_list_of_all_clients(algo: str, sampling: str) -> None:

@@ -139,9 +139,12 @@ def narrow(shape: tuple[int, ...], classes: int) -> nn.Module:
 @pytest.mark.parametrize(
     ("optimizer", "state", "client_state"),
     [
-        *(("momentum", "keep", "memory"), ("momentum", "average", "disk")),
-        *(("adamw", "keep", "disk"), ("adamw", "average", "memory")),
-        *(("muon", "keep", "memory"), ("muon", "average", "disk")),
+        ("momentum", "keep", "memory"),
+        ("momentum", "average", "disk"),
+        ("adamw", "keep", "disk"),
+        ("adamw", "average", "memory"),
+        ("muon", "keep", "memory"),
+        ("muon", "average", "disk"),
     ],
 )
 def test_optimisers_go_on_as_if_the_run_had_not_stopped(
@@ -170,9 +173,12 @@ ROLES = {"algo": "scaffold", "model": f"{__name__}:normed", "local-parameters": 
 @pytest.mark.parametrize(
     ("algo", "client_state", "buffers"),
     [
-        *(("scaffold", "disk", "mean"), ("scaffold", "memory", "local")),
-        *(("afedpd", "memory", "mean"), ("fedadmm", "disk", "local")),
-        *(("ditto", "memory", "local"), ("fedgamma", "memory", "mean")),
+        ("scaffold", "disk", "mean"),
+        ("scaffold", "memory", "local"),
+        ("afedpd", "memory", "mean"),
+        ("fedadmm", "disk", "local"),
+        ("ditto", "memory", "local"),
+        ("fedgamma", "memory", "mean"),
     ],
 )
 def test_what_is_beside_w_goes_on_as_if_the_run_had_not_stopped(

@@ -106,10 +106,14 @@ def test_every_method(name: str, plugins: str) -> None:
 @pytest.mark.parametrize(
     ("name", "optimizer", "schedule"),
     [
-        *(("fedavg", "sgd", "linear"), ("fedavg", "momentum", "cosine")),
-        *(("fedavg", "adamw", "linear"), ("fedavg", "muon", "cosine")),
-        *(("scaffold", "sgd", "cosine"), ("scaffold", "momentum", "linear")),
-        *(("scaffold", "adamw", "cosine"), ("scaffold", "muon", "linear")),
+        ("fedavg", "sgd", "linear"),
+        ("fedavg", "momentum", "cosine"),
+        ("fedavg", "adamw", "linear"),
+        ("fedavg", "muon", "cosine"),
+        ("scaffold", "sgd", "cosine"),
+        ("scaffold", "momentum", "linear"),
+        ("scaffold", "adamw", "cosine"),
+        ("scaffold", "muon", "linear"),
         ("fedpac", "sgd", "cosine"),
     ],
 )

@@ -86,10 +86,14 @@ class Flower:
         self._start(*command)
         wait_until(self._healthy, "the SuperLink", self.log)
 
+    def node(self, config: str, *program: str) -> tuple[str, ...]:
+        """The command of a SuperNode with a node config; program: in place of Flower's."""
+        where = ("--insecure", "--superlink", f"127.0.0.1:{self.port}", "--node-config", config)
+        return (*(program or ("flower-supernode",)), *where)
+
     def start_supernodes(self, *node_configs: str) -> None:
         """A SuperNode per node config; returns when all are online."""
-        command = ("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}")
-        self.start_nodes(*((*command, "--node-config", config) for config in node_configs))
+        self.start_nodes(*(self.node(config) for config in node_configs))
 
     def start_nodes(self, *commands: Sequence[str]) -> None:
         """A SuperNode per command, each on a port of its own; returns when all are online."""
@@ -104,9 +108,8 @@ class Flower:
     def start_more_supernodes(self, *node_configs: str) -> None:
         """As `start_supernodes`, without a look at who is online: Flower takes a while to see that
         a node has gone."""
-        command = ("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}")
         for config in node_configs:
-            self._start(*command, "--node-config", config, "--port", str(free_port()))
+            self._start(*self.node(config), "--port", str(free_port()))
 
     def end_last(self) -> None:
         """End the process that was started last."""

@@ -34,11 +34,11 @@ SETTINGS: dict[str, Any] = {
 
 def test_a_slow_device_and_two_kills(lab: Flower, tmp_path: Path) -> None:
     """Nothing is counted twice: the server's c is the mean of the c_i that the devices store."""
-    command = ("fedaccord", "device", "--insecure", "--superlink", f"127.0.0.1:{lab.port}")
     configs = [
         f'partition-id={i} num-partitions={NODES} state-dir="{tmp_path}/{i}"' for i in range(NODES)
     ]
-    lab.start_nodes(*((*command, "--node-config", config) for config in configs))
+    nodes = [lab.node(config, "fedaccord", "device") for config in configs]
+    lab.start_nodes(*nodes)
     config, run = SETTINGS | {"out-dir": str(tmp_path)}, tmp_path / "there"
 
     def rounds_are(number: int) -> None:
@@ -56,7 +56,7 @@ def test_a_slow_device_and_two_kills(lab: Flower, tmp_path: Path) -> None:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
         supernode.wait()
-        lab._start(*command, "--node-config", configs[1], "--port", str(free_port()))
+        lab._start(*nodes[1], "--port", str(free_port()))
         rounds_are(8)
         for pid in lab._descendants():
             with suppress(OSError):

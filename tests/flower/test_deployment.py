@@ -34,11 +34,8 @@ SCAFFOLD = {
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
     """A SuperNode of Flower's, and one of `fedaccord device`, whose clients are forked."""
     with running(tmp_path_factory.mktemp("deployment") / "home", simulation=False) as flower:
-        where = ("--insecure", "--superlink", f"127.0.0.1:{flower.port}", "--node-config")
-        flower.start_nodes(
-            ("flower-supernode", *where, "partition-id=0 num-partitions=2"),
-            ("fedaccord", "device", *where, "partition-id=1 num-partitions=2"),
-        )
+        zero, one = (f"partition-id={i} num-partitions=2" for i in range(2))
+        flower.start_nodes(flower.node(zero), flower.node(one, "fedaccord", "device"))
         yield flower
 
 

@@ -18,12 +18,11 @@ def test_the_same_run_and_nothing_stays(lab: Flower, tmp_path: Path) -> None:
     private = tmp_path / "private"
     private.mkdir()
     lab.env["TMPDIR"] = str(private)
-    command = ("fedaccord", "device", "--insecure", "--superlink", f"127.0.0.1:{lab.port}")
     node_configs = [
         f'partition-id={i} num-partitions=2 state-dir="{tmp_path}/state-{i}" max-local-steps=99'
         for i in range(2)
     ]
-    lab.start_nodes(*((*command, "--node-config", config) for config in node_configs))
+    lab.start_nodes(*(lab.node(config, "fedaccord", "device") for config in node_configs))
     config = SCAFFOLD | {"out-dir": str(tmp_path)}
     outcome = lab.run(REPOSITORY, config | {"name": "there"})
     assert outcome.status == "finished:completed", outcome.output

@@ -37,7 +37,7 @@ def fitted(dtype: str, method: Any = S.FedAvg) -> Broadcast:
 
 @dtypes
 def test_the_mean_over_the_draws_is_the_number(dtype: str) -> None:
-    x, draws = vector(40), 500
+    x, draws = vector(40), 2000
     plugin = fitted(dtype)
     samples = torch.stack([plugin.rounded(x, seed, 0, "w") for seed in range(draws)]).double()
     error, spread = samples.mean(0) - x, samples.std(0)

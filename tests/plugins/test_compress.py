@@ -120,7 +120,7 @@ def test_top_k_is_a_contraction(share: float) -> None:
 
 @pytest.mark.parametrize("name", ["randk, scaled", "qsgd 2", "qsgd 4", "qsgd 8"])
 def test_the_mean_over_the_draws_is_the_vector(name: str) -> None:
-    x, draws = vector(40), 500
+    x, draws = vector(40), 2000
     samples = torch.stack([through(EVERY[name], x, seed) for seed in range(draws)]).double()
     error = samples.mean(0) - x
     assert (error.abs() < 5 * samples.std(0) / draws**0.5 + 1e-6).all()

@@ -20,6 +20,7 @@ from fedaccord.client_app import configured_task
 from fedaccord.config import RunConfig
 from fedaccord.process import threads
 from tests.grid import InProcessGrid
+from tests.loading import ENDS_AT_PYTORCH
 
 POLICY = "OMP_WAIT_POLICY"
 NO_DATA = {"dataset": "npz", "data-dir": "/no/such.npz"}  # would be the error where it is loaded
@@ -140,19 +141,6 @@ def test_waiting_is_passive_unless_the_user_says_otherwise(
     assert environment == after
 
 
-POLICY_OF_PYTORCH = f"""
-import os, sys
-
-class Stop:
-    def find_spec(self, name, path=None, target=None):
-        if name == "torch":
-            print(os.environ.get({POLICY!r}), flush=True)
-            os._exit(0)
-
-sys.meta_path.insert(0, Stop())
-"""
-
-
 @pytest.mark.parametrize(
     ("code", "policy"),
     [
@@ -166,7 +154,8 @@ sys.meta_path.insert(0, Stop())
 def test_the_environment_is_set_in_our_own_processes_alone(code: str, policy: str) -> None:
     """If at all, before PyTorch is loaded."""
     own = {name: value for name, value in os.environ.items() if name not in threads.POLICIES}
-    command = [sys.executable, "-c", POLICY_OF_PYTORCH + code]
+    until = ENDS_AT_PYTORCH.format(f"os.environ.get({POLICY!r})")
+    command = [sys.executable, "-c", until + code]
     result = subprocess.run(command, env=own, capture_output=True, text=True, check=True)
     assert result.stdout.split() == [policy]
 
