@@ -301,6 +301,54 @@ GROUPS = [
         own=True,
     ),
     Group(
+        "FedInit: beta and the share of the clients",
+        "With a share p of the clients a round, old local models and the server drive each other "
+        "apart from beta = p / (1 - p) on, if the server averages models, and from 1 on if it adds "
+        "updates ([why](../methods/relaxed-init.md)): 0.053 at 5%, 0.11 at 10% (Table 3's share), "
+        "0.25 at 20%. Betas below and above these bounds, 150 rounds:",
+        [
+            *(
+                Claim(
+                    f"{measure} at beta {high:g} above that at {low:g}, {share}% of the clients",
+                    "–",
+                    f"bound-{share:02d}",
+                    {BETA: low, "fedinit.server": "models"},
+                    {BETA: high, "fedinit.server": "models"},
+                    None,
+                    measure,
+                )
+                for share, below, beyond in ((5, 0.04, 0.1), (10, 0.1, 0.15), (20, 0.2, 0.3))
+                for low, high, measure in (
+                    (beyond, below, "accuracy"),
+                    (below, beyond, "consistency"),
+                )
+            ),
+            Claim(
+                "accuracy at beta 0.2 above that at 0.1, 20% of the clients",
+                "–",
+                "bound-20",
+                {BETA: 0.1},
+                {BETA: 0.2},
+            ),
+            *(
+                Claim(
+                    f"{measure} with beta 0.15 {words}, 10% of the clients",
+                    "–",
+                    "bound-10",
+                    {BETA: 0.15, "fedinit.server": low},
+                    {BETA: 0.15, "fedinit.server": high},
+                    None,
+                    measure,
+                )
+                for measure, low, high, words in (
+                    ("accuracy", "models", "updates", "by server=updates above server=models"),
+                    ("consistency", "updates", "models", "by server=models above server=updates"),
+                )
+            ),
+        ],
+        own=True,
+    ),
+    Group(
         "A-FedPD over FedDyn",
         "arXiv:2409.18915, Table 2 (LeNet, CIFAR-10, Dirichlet 0.1, 10 of 100 clients) and Figure "
         "2, which prints no numbers: accuracy over the share of clients in a round, and over the "

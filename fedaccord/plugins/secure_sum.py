@@ -112,7 +112,7 @@ class SecureSum(PlugIn):
         expect(method, "max-client-norm", [0], beside, why)
         return replace(self, models=",".join(method.rule().models))
 
-    def advice(self) -> str:
+    def advice(self, share: float) -> str:
         _warn_once.cache_clear()  # of an earlier run in this process
         return ""
 
