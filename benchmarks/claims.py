@@ -169,6 +169,21 @@ def of_beta(
     return Claim(text, printed, sweep, {BETA: low}, {BETA: high}, None, measure)
 
 
+def of_share(share: int, low: float, high: float, measure: str = "accuracy") -> Claim:
+    """FedInit with a share of the clients a round, in percent."""
+    own = {"fedinit.server": "models"} if share == 10 else {}
+    text = f"{measure} at beta {high:g} above that at {low:g}, {share}% of the clients"
+    sweep = f"bound-{share:02d}"
+    return Claim(text, "–", sweep, {BETA: low, **own}, {BETA: high, **own}, None, measure)
+
+
+def of_server(low: str, high: str, measure: str = "accuracy", beta: float = 0.15) -> Claim:
+    """FedInit's two servers."""
+    text = f"{measure} at beta {beta:g} with server={high} above that with server={low}, 10%"
+    sides = ({BETA: beta, "fedinit.server": server} for server in (low, high))
+    return Claim(text, "–", "bound-10", *sides, None, measure)
+
+
 def above(
     text: str, sweep: str, printed: str = "–", low: str = "feddyn", high: str = "afedpd", **at: Any
 ) -> Claim:
@@ -307,44 +322,15 @@ GROUPS = [
         "updates ([why](../methods/relaxed-init.md)): 0.053 at 5%, 0.11 at 10% (Table 3's share), "
         "0.25 at 20%. Betas below and above these bounds, 150 rounds:",
         [
-            *(
-                Claim(
-                    f"{measure} at beta {high:g} above that at {low:g}, {share}% of the clients",
-                    "–",
-                    f"bound-{share:02d}",
-                    {BETA: low, "fedinit.server": "models"},
-                    {BETA: high, "fedinit.server": "models"},
-                    None,
-                    measure,
-                )
-                for share, below, beyond in ((5, 0.04, 0.1), (10, 0.1, 0.15), (20, 0.2, 0.3))
-                for low, high, measure in (
-                    (beyond, below, "accuracy"),
-                    (below, beyond, "consistency"),
-                )
-            ),
-            Claim(
-                "accuracy at beta 0.2 above that at 0.1, 20% of the clients",
-                "–",
-                "bound-20",
-                {BETA: 0.1},
-                {BETA: 0.2},
-            ),
-            *(
-                Claim(
-                    f"{measure} with beta 0.15 {words}, 10% of the clients",
-                    "–",
-                    "bound-10",
-                    {BETA: 0.15, "fedinit.server": low},
-                    {BETA: 0.15, "fedinit.server": high},
-                    None,
-                    measure,
-                )
-                for measure, low, high, words in (
-                    ("accuracy", "models", "updates", "by server=updates above server=models"),
-                    ("consistency", "updates", "models", "by server=models above server=updates"),
-                )
-            ),
+            of_share(5, 0.1, 0.04),
+            of_share(5, 0.04, 0.1, "consistency"),
+            of_share(10, 0.15, 0.1),
+            of_share(10, 0.1, 0.15, "consistency"),
+            of_share(20, 0.3, 0.2),
+            of_share(20, 0.2, 0.3, "consistency"),
+            of_share(20, 0.1, 0.2),
+            of_server("models", "updates"),
+            of_server("updates", "models", "consistency"),
         ],
         own=True,
     ),
