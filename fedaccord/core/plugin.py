@@ -62,8 +62,8 @@ class PlugIn(Registered):
         """Its options without effect beside ``method``, and why."""
         return {}
 
-    def advice(self, share: float) -> str:
-        """A warning about the settings, shown before round 1; empty: none.
+    def advice(self, method: ServerHalf, share: float) -> str:
+        """A warning about the settings beside ``method``, shown before round 1; empty: none.
 
         share: of the clients that a round draws; 1 under gossip.
         """

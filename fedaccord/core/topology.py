@@ -18,6 +18,7 @@ class ServerHalf(Protocol):
     linear: ClassVar[bool]  # mixed steps are a step of mixed nodes
     takes_weights: ClassVar[bool]  # with weighting=examples its fixed point is weighted too
     reads_anchors: ClassVar[bool]  # `aggregate` reads cohort.anchor
+    has_duals: ClassVar[bool]  # clients sum up their w_{i,K} - anchor over the rounds
     fixed_anchor: ClassVar[str]  # why relaxed initialisation cannot move w^t as the anchor
     tied: ClassVar[bool]  # the server's memory sums up the clients'
     averages: ClassVar[bool]  # `aggregate` reads the uploads by cohort.mean(ups.w) alone

@@ -44,6 +44,7 @@ class Method(Settings, ABC):
     linear: ClassVar[bool] = False  # mean of steps = step of the mean: gossip may mix them
     takes_weights: ClassVar[bool] = False  # with weighting=examples its fixed point is weighted too
     reads_anchors: ClassVar[bool] = False  # `aggregate` reads cohort.anchor
+    has_duals: ClassVar[bool] = False  # clients sum up their w_{i,K} - anchor over the rounds
     fixed_anchor: ClassVar[str] = ""  # why relaxed initialisation cannot move w^t as the anchor
     tied: ClassVar[bool] = True  # the server's memory sums up the clients': see `rounds.forget`
     anneals: ClassVar[bool] = False  # the local steps depend on the number of rounds T
@@ -380,7 +381,7 @@ class Method(Settings, ABC):
         share = 1.0 if self.topology.is_decentralised else self.fraction_train
         for plugin in half.plugins:
             log.info("with %s", plugin)
-            if advice := plugin.advice(share):
+            if advice := plugin.advice(self, share):
                 log.warning(advice)
         if self.buffers == "mean" and (self.max_client_norm or self.max_update_norm):
             log.warning("buffers=mean: no norm of them is bounded: one client can spoil their mean")

@@ -27,9 +27,12 @@ over all clients is multiplied by 1 + beta - p (1 + beta) on average. It grows u
 In the paper, with 10%, 0.1 is best and 0.15 diverges; with 5% of 200 on CIFAR-10 the default of
 FedInit, 0.1, collapses to 10.8%, while 0.05 has 39.7% and FedAvg 32.1% (docs/results/claims.md).
 The paper's theorem needs beta below 0.102, at any share. A server momentum multiplies the server's
-movement, and with it the effect of beta. The duals of methods as FedDyn sum up the jumps if the
-anchor stays at w^t: in such directions they grow at any beta, while with center = start they stay
-bounded below p / (1 - p), too.
+movement, and with it the effect of beta.
+
+Where a method has duals, as FedDyn, they sum up the jumps if the anchor stays at w^t, and in such
+directions grow at any beta; with center = start, as in the authors' simulator, the bound is that
+above. A-FedPD and FedLESAM-D cannot move their anchor: leave relaxed initialisation out there, but
+for full participation.
 
 Where we differ: not from the paper. The authors' simulator moves the anchor too (center = start).
 Its server step is fedinit.server = updates.
@@ -102,12 +105,18 @@ class RelaxedInit(PlugIn):
             return {}
         return {"center": "the method has no prox or dual term that would have an anchor"}
 
-    def advice(self, share: float) -> str:
+    def advice(self, method: ServerHalf, share: float) -> str:
         if share < 1 and self.beta >= (stable := share / (1 - share)):
             return (
                 f"relaxed-init.beta: with {share:.3g} of the clients a round, old local models and "
                 f"w drive each other away from {stable:.3g} on, got {self.beta:g}; lower it, or "
                 "raise fraction-train"
+            )
+        if share < 1 and self.beta > 0 and method.has_duals and not self.moves_anchor:
+            better = "leave it out" if method.fixed_anchor else "set relaxed-init.center=start"
+            return (
+                f"relaxed-init.beta: the duals of {type(method).__name__} sum up the jumps of the "
+                f"start, and grow at any beta where not all clients train; {better}"
             )
         if self.beta > BOUND:
             return (

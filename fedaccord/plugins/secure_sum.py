@@ -112,7 +112,7 @@ class SecureSum(PlugIn):
         expect(method, "max-client-norm", [0], beside, why)
         return replace(self, models=",".join(method.rule().models))
 
-    def advice(self, share: float) -> str:
+    def advice(self, method: ServerHalf, share: float) -> str:
         _warn_once.cache_clear()  # of an earlier run in this process
         return ""
 

@@ -114,6 +114,7 @@ class AFedPD(FederatedStrategy):
     beyond_sums = ""
     takes_weights = True
     synchronous = ""
+    has_duals = True
     fixed_anchor = "what an absent client misses is the step from w^t"
     refuses: ClassVar = {Gossip: "no node is absent, and then it is feddyn; use that"}
     cost_note = (

@@ -97,6 +97,7 @@ class FedADMM(FederatedStrategy):
     assumes_sgd = False
     beyond_sums = ""
     linear = True
+    has_duals = True
     replaces: ClassVar = {"staleness": "w stays the mean of what clients sent last, undamped"}
 
     rho: float = option(0.1, "penalty of the augmented Lagrangian", above=0)

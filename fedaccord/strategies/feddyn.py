@@ -88,6 +88,7 @@ class FedDyn(FederatedStrategy):
     beyond_sums = ""
     linear = True
     reads_anchors = True
+    has_duals = True
     synchronous = ""
 
     alpha: float = option(

@@ -47,6 +47,7 @@ class FedGloSS(FederatedStrategy):
     assumes_sgd = False
     beyond_sums = ""
     reads_anchors = True
+    has_duals = True
     synchronous = ""
     refuses: ClassVar = {
         Gossip: "its perturbation is normalised by one server; use feddyn with sam.rho"

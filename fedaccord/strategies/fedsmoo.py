@@ -132,6 +132,7 @@ class FedSMOO(FederatedStrategy):
     assumes_sgd = False
     beyond_sums = ""
     reads_anchors = True
+    has_duals = True
     synchronous = ""
     refuses: ClassVar = {
         SAM: "it perturbs the model already, with its own radius",

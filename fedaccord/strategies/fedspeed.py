@@ -47,6 +47,7 @@ class FedSpeed(FederatedStrategy):
     beyond_sums = ""
     linear = True
     reads_anchors = True
+    has_duals = True
     cost_note = "variant paper: client 2, server 1"
 
     rho: float = option(0.1, "penalty of the augmented Lagrangian, 1/lambda of the paper", above=0)

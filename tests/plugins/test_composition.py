@@ -341,7 +341,24 @@ def test_methods_whose_anchor_cannot_move_say_so(name: str) -> None:
     ],
 )
 def test_a_beta_above_its_bounds_is_a_warning(beta: float, share: float, line: str) -> None:
-    assert re.search(line, RelaxedInit(beta=beta).advice(share))
+    assert re.search(line, RelaxedInit(beta=beta).advice(S.FedAvg(), share))
+
+
+@pytest.mark.parametrize(
+    ("kind", "center", "share", "line"),
+    [
+        (S.FedDyn, "server", 0.5, "duals of FedDyn .* set relaxed-init.center=start$"),
+        (S.FedADMM, "server", 0.5, "duals of FedADMM .* set relaxed-init.center=start$"),
+        (S.FedDyn, "start", 0.5, "^$"),
+        (S.FedDyn, "server", 1.0, "^$"),
+        (S.AFedPD, "server", 0.5, "duals of AFedPD .* leave it out$"),
+        (S.FedLESAM, "server", 0.5, "^$"),
+    ],
+)
+def test_duals_that_sum_up_jumps_are_a_warning(
+    kind: type[FederatedStrategy], center: str, share: float, line: str
+) -> None:
+    assert re.search(line, RelaxedInit(beta=0.1, center=center).advice(kind(), share))
 
 
 @pytest.mark.parametrize("first_visit", ["initial", "current"])

@@ -48,6 +48,12 @@ def test_fedinit_diverges_from_p_over_1_minus_p_on_if_models_are_averaged(server
     assert far > 20 if server == "models" else far < 2
 
 
+@pytest.mark.parametrize("center", ["server", "start"])
+def test_duals_sum_up_the_jumps_unless_their_anchor_moves(center: str) -> None:
+    own = {"relaxed-init.beta": 0.7 * BOUND, "relaxed-init.center": center}
+    assert (growth("feddyn", **own) > 20) == (center == "server")
+
+
 @pytest.mark.parametrize("lam", [0.5, 1.0])
 def test_feddeper_diverges_from_its_bound_on(lam: float) -> None:
     bound = SHARE * lam / (1 - SHARE * lam)
