@@ -59,7 +59,7 @@ LEADING = {
 STYLES = ("solid", "dashed", "dashdot", (0, (5, 1, 1, 1, 1, 1)), "dotted")  # read in grey, too
 DASHES = dict(zip(LEADING, STYLES, strict=True))
 # Methods whose defaults were chosen in short runs of the setting on CIFAR-10, seed 0.
-CHOSEN = ("fedadagrad", "fedadam", "feddeper", "fedyogi", "mofedsam")
+CHOSEN = ("fedadagrad", "fedadam", "fedyogi", "mofedsam")
 
 
 def main() -> None:
