@@ -109,9 +109,9 @@ class RelaxedInit(PlugIn):
     def advice(self, method: ServerHalf, share: float) -> str:
         if share < 1 and self.beta >= (stable := share / (1 - share)):
             return (
-                f"relaxed-init.beta: with {share:.3g} of the clients a round, old local models and "
-                f"w drive each other away from {stable:.3g} on, got {self.beta:g}; lower it, or "
-                "raise fraction-train"
+                f"relaxed-init.beta: with {100 * share:.3g}% of the clients a round, old local "
+                f"models and the server drive each other apart from {stable:.3g} on, got "
+                f"{self.beta:g}; lower it, or raise fraction-train"
             )
         if share < 1 and self.beta > 0 and method.has_duals and not self.moves_anchor:
             better = "leave it out" if method.fixed_anchor else "set relaxed-init.center=start"

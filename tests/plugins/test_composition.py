@@ -334,7 +334,7 @@ def test_methods_whose_anchor_cannot_move_say_so(name: str) -> None:
     ("beta", "share", "line"),
     [
         (0.1, 0.1, "^$"),
-        (0.1, 0.05, "with 0.05 of the clients a round, .* from 0.0526 on, got 0.1; lower it, or "),
+        (0.1, 0.05, "with 5% of the clients a round, .* from 0.0526 on, got 0.1; lower it, or "),
         (0.112, 0.1, "from 0.111 on, got 0.112; lower"),
         (0.102, 1.0, "^$"),
         (0.103, 1.0, r"the theory holds below sqrt\(6\)/24 = 0.102, got 0.103$"),

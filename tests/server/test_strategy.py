@@ -324,7 +324,7 @@ def test_a_beta_too_large_for_the_share_of_the_clients_is_a_warning(warnings: li
     FedAvg(fraction_train=0.09, plugins=(RelaxedInit(beta=0.1),)).summary()
     DFedAvg(plugins=(RelaxedInit(beta=1.5),)).summary()  # all nodes train
     few, gossip = warnings
-    assert few.startswith("relaxed-init.beta: with 0.09 of the clients a round")
+    assert few.startswith("relaxed-init.beta: with 9% of the clients a round")
     assert gossip.startswith("relaxed-init.beta: the theory holds")
 
 
