@@ -106,7 +106,8 @@ class RelaxedInit(PlugIn):
         return {"center": "the method has no prox or dual term that would have an anchor"}
 
     def advice(self, method: ServerHalf, share: float) -> str:
-        if share < 1 and self.beta >= (stable := share / (1 - share)):
+        stable = 1.0 if method.reads_starts or share > 0.5 else share / (1 - share)
+        if share < 1 and self.beta >= stable:
             return (
                 f"relaxed-init.beta: with {100 * share:.3g}% of the clients a round, old local "
                 f"models and the server drive each other apart from {stable:.3g} on, got "

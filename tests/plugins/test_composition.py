@@ -1,8 +1,9 @@
 """Methods and plug-ins by value: what adds to a method, what stands in its place, what is off."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 from typing import Any
 
@@ -336,6 +337,7 @@ def test_methods_whose_anchor_cannot_move_say_so(name: str) -> None:
         (0.1, 0.1, "^$"),
         (0.1, 0.05, "with 5% of the clients a round, .* from 0.0526 on, got 0.1; lower it, or "),
         (0.112, 0.1, "from 0.111 on, got 0.112; lower"),
+        (1.0, 0.9, "from 1 on, got 1; lower"),
         (0.102, 1.0, "^$"),
         (0.103, 1.0, r"the theory holds below sqrt\(6\)/24 = 0.102, got 0.103$"),
     ],
@@ -353,10 +355,11 @@ def test_a_beta_above_its_bounds_is_a_warning(beta: float, share: float, line: s
         (S.FedDyn, "server", 1.0, "^$"),
         (S.AFedPD, "server", 0.5, "duals of AFedPD .* leave it out$"),
         (S.FedLESAM, "server", 0.5, "^$"),
+        (partial(S.FedInit, server="updates"), "server", 0.05, "^$"),
     ],
 )
-def test_duals_that_sum_up_jumps_are_a_warning(
-    kind: type[FederatedStrategy], center: str, share: float, line: str
+def test_what_a_method_does_with_the_jumps_decides_on_a_warning(
+    kind: Callable[[], FederatedStrategy], center: str, share: float, line: str
 ) -> None:
     assert re.search(line, RelaxedInit(beta=0.1, center=center).advice(kind(), share))
 
