@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -221,6 +222,9 @@ def _check(landscape: Path | None, out: Path | None) -> None:
         path = file and file.expanduser().absolute()
         if path and (path.is_dir() or not path.parent.is_dir()):
             stop(f"{option}: expected a file in an existing folder, got {file}", 2)
+        special = path and path.exists() and not path.is_file()  # as /dev/stdout
+        if path and not os.access(path if special else path.parent, os.W_OK):
+            stop(f"{option}: expected a file that can be written, got {file}; name another", 2)
 
 
 def _write(file: Path, values: "Sequence[Measure]") -> None:

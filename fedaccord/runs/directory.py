@@ -241,11 +241,12 @@ def status(path: Path) -> str:
 def load_model(path: Path, name: str = MODEL) -> "dict[str, Tensor]":
     """The parameters of the model in a run directory, by name.
 
-    Raises FileNotFoundError if there is none, and ValueError if its file is damaged.
+    Raises OSError if there is none that can be read, and ValueError if its file is damaged.
     """
     from safetensors.torch import load_file
 
     try:
+        (path / name).open("rb").close()  # safetensors calls a missing permission a missing file
         return load_file(path / name)
     except SafetensorError as error:
         raise ValueError(f"{path / name}: expected a model, got a damaged file ({error})") from None

@@ -1,6 +1,7 @@
 """Run directories as tables, without PyTorch, for reports, comparisons and sweeps."""
 
 import io
+import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -63,7 +64,9 @@ def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
 def read(path: Path) -> Run:
     """Raises ValueError, in one line, if that is no run directory or a damaged one."""
     if not is_run(path):
-        raise ValueError(f"{path}: expected a run directory with config.toml, found none")
+        is_closed = path.is_dir() and not os.access(path, os.R_OK | os.X_OK)
+        found = "a folder without permission to read it" if is_closed else "none"
+        raise ValueError(f"{path}: expected a run directory with config.toml, found {found}")
     try:
         config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8-sig"))
         summary = read_json(path / "summary.json")
@@ -123,7 +126,7 @@ def find(paths: Iterable[Path]) -> list[Path]:
     """
     folders: dict[Path, None] = {}
     for path in paths:
-        here = [path] if is_run(path) else sorted(_below(path, DEPTH))
+        here = sorted(_below(path, DEPTH))
         if not here:
             raise ValueError(
                 f"{path}: expected a run directory or a folder that holds some, found none"
@@ -133,9 +136,13 @@ def find(paths: Iterable[Path]) -> list[Path]:
 
 
 def _below(path: Path, depth: int) -> Iterator[Path]:
-    folders = [folder for folder in path.iterdir() if folder.is_dir()] if path.is_dir() else []
-    for folder in folders:
-        if is_run(folder):
-            yield folder
-        elif depth > 1:
+    if is_run(path):
+        yield path
+    elif depth > 0 and path.is_dir():
+        try:
+            inside = [*path.iterdir()]
+        except PermissionError:  # it may be a run: `read` says why not
+            yield path
+            return
+        for folder in inside:
             yield from _below(folder, depth - 1)

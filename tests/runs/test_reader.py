@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,30 @@ def test_runs_are_found_in_folders_and_each_once(path: Path, tmp_path: Path) -> 
     assert reader.find([path.parent.parent, path]) == [path.resolve()]
     with pytest.raises(ValueError, match="or a folder that holds some, found none"):
         reader.find([tmp_path])
+
+
+def test_a_run_without_permission_does_not_hide_the_others(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(path, tmp_path / "open")
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    listed = Path.iterdir
+
+    def iterdir(folder: Path) -> Iterator[Path]:
+        if folder == closed:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return listed(folder)
+
+    access = os.access
+    monkeypatch.setattr(Path, "iterdir", iterdir)  # a superuser may read everything
+    monkeypatch.setattr("os.access", lambda path, mode: path != closed and access(path, mode))
+    runs, lines = reader.read_all([tmp_path])
+    assert [run.path for run in runs] == [tmp_path / "open"]
+    assert lines == [
+        f"{closed}: expected a run directory with config.toml, found a folder without permission "
+        "to read it"
+    ]
 
 
 def test_a_folder_that_is_no_run_is_refused(path: Path, tmp_path: Path) -> None:

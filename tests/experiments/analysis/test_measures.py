@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from fedaccord.experiments.analysis.measures import FILE, Measure, MeasureOption
 from fedaccord.experiments.analysis.ranking import Spread
 from fedaccord.experiments.analysis.table import text
 from fedaccord.runs.checkpoint import Checkpoints
+from fedaccord.runs.directory import MODEL
 from fedaccord.task.flat_model import FlatModel
-from tests.cli.shell import invoke, run, success
+from tests.cli.shell import invoke, refusal, run, success
 from tests.experiments.analysis.made import write
 
 QUICK = ("--samples", "200", "--probes", "3")
@@ -283,6 +285,32 @@ def test_a_run_that_has_not_ended_has_no_measures(folder: Path, tmp_path: Path) 
     (path / "summary.json").write_text('{"status": "failed"}')
     with pytest.raises(ValueError, match=r"got one that is failed: wait for it, or resume it$"):
         Saved(path, {})
+
+
+@pytest.mark.parametrize("option", ["--out", "--landscape"])
+def test_a_folder_without_permission_is_refused_before_measuring(
+    folder: Path, tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    monkeypatch.delattr("fedaccord.experiments.analysis.measures.measure")
+    line = refusal(tmp_path, invoke("measure", folder / "pd", option, tmp_path / "m.png"))
+    assert f"{option}: expected a file that can be written, got {tmp_path}/m.png" in line
+
+
+def test_a_model_without_permission_is_not_called_missing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = folder / "pd" / MODEL
+    opened = Path.open
+
+    def open_(path: Path, *mode: Any, **more: Any) -> IO[Any]:
+        if path == model:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *mode, **more)
+
+    monkeypatch.setattr(Path, "open", open_)  # a superuser may read everything
+    line = refusal(tmp_path, invoke("measure", folder / "pd", *QUICK))
+    assert line == f"fedaccord: [Errno 13] Permission denied: '{model}'\n"
 
 
 @pytest.mark.parametrize(
