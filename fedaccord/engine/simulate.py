@@ -38,7 +38,7 @@ from fedaccord.task.batches import PAIRS, BatchFormat, Forward
 from fedaccord.task.losses import AUTO
 from fedaccord.task.multiplications import threads_of_task
 from fedaccord.task.solver import Loss
-from fedaccord.task.sources import SourceClients
+from fedaccord.task.sources import is_function
 
 if TYPE_CHECKING:
     from fedaccord.engine.workers import WorkersFleet
@@ -290,16 +290,15 @@ def simulate(
             raise TypeError(f"{key}: {why}; leave it out")
 
     threads.check(config.threads)
-    by_functions = False
+    by_functions = bool(clients) and all(map(is_function, clients or ()))
+    if by_functions and "batch-size" in explicit:
+        raise TypeError(
+            "batch-size: expected it without functions as clients, whose batches are used as they "
+            "are; leave it out"
+        )
     if clients is not None:
         module = model if isinstance(model, str) else module_of(model, config.strategy.seed)
         task = own_task(config, clients, test, module, loss, BatchFormat(forward, targets))
-        by_functions = isinstance(task.clients, SourceClients) and task.clients.by_functions
-        if "batch-size" in explicit and by_functions:
-            raise TypeError(
-                "batch-size: expected it without functions as clients, whose batches are used as "
-                "they are; leave it out"
-            )
     else:
         task = load_task(config.task, num_clients=config.num_clients)
     method = config.strategy

@@ -136,6 +136,11 @@ def is_tensors(samples: Any) -> bool:
     return isinstance(samples, tuple | list)
 
 
+def is_function(samples: Any) -> bool:
+    """Whether these are a function that gives batches, which no ``batch-size`` cuts."""
+    return callable(samples) and not hasattr(samples, "__getitem__")
+
+
 def source_of(samples: Any, form: BatchFormat) -> Source:
     """The source of samples, one of `FORMS`; a function's batches are counted, the first is read.
 
@@ -148,13 +153,11 @@ def source_of(samples: Any, form: BatchFormat) -> Source:
         loader = "; a function may return a DataLoader, as lambda generator: loader"
         advice = loader if isinstance(samples, DataLoader | IterableDataset) else ""
         raise ValueError(f"expected {FORMS}, got {type(samples).__name__}{advice}")
-    if hasattr(samples, "__getitem__"):
-        rows = tuple(samples) if is_tensors(samples) else samples
-        source: Source = DatasetSource(
-            rows, len(samples[1]) if is_tensors(samples) else len(samples)
-        )
+    if is_function(samples):
+        source: Source = FunctionSource(samples, form).counted()
     else:
-        source = FunctionSource(samples, form).counted()
+        rows = tuple(samples) if is_tensors(samples) else samples
+        source = DatasetSource(rows, len(samples[1]) if is_tensors(samples) else len(samples))
     if not source.size:
         raise ValueError("expected at least one sample, got none")
     form.split(next(iter(source.batches(1))))
@@ -205,11 +208,6 @@ class SourceClients:
     def in_rows(self) -> bool:
         """Whether batches are cut by ``batch-size`` for every client."""
         return all(isinstance(source, DatasetSource) for source in self.sources)
-
-    @property
-    def by_functions(self) -> bool:
-        """Whether no client's batches are cut by ``batch-size``."""
-        return not any(isinstance(source, DatasetSource) for source in self.sources)
 
     def size(self, client: int) -> int:
         return self.sources[client].size

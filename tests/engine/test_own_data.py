@@ -277,9 +277,12 @@ def test_it_resumes_from_the_checkpoint_of_a_run_to_the_bit(form: Any, tmp_path:
 
 
 def test_a_batch_size_beside_functions_alone_has_no_effect_and_is_refused() -> None:
-    functions = [shuffled(c) for c in CLIENTS]
+    def counted(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        raise AssertionError("its samples were counted")
+
     with pytest.raises(TypeError, match=r"^batch-size: expected it without functions as clients"):
-        simulate("fedavg", clients=functions, model=MODEL, batch_size=4)
+        simulate("fedavg", clients=[counted] * 2, model=MODEL, batch_size=4)
+    functions = [shuffled(c) for c in CLIENTS]
     assert torch.equal(weights([*functions[:2], *CLIENTS[2:]]), weights(CLIENTS))
 
 
