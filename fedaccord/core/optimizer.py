@@ -10,9 +10,10 @@ every optimiser: w <- w - lr wd w.
     muon      M <- mu M + (1 - mu) d;   w <- w - lr s O(M),   nesterov: O((1 - mu) d + mu M)
 
 Muon: Jordan and others, https://kellerjordan.github.io/posts/muon/. O is the orthogonal factor of a
-matrix by five Newton-Schulz iterations in bfloat16, as torch.optim.Muon has it. Parameters of more
-than two dimensions are flattened to matrices. Embeddings, the output layer (the last matrix of the
-model) and whatever has fewer than two dimensions are left to AdamW.
+matrix by five Newton-Schulz iterations, as in torch.optim.Muon, which rounds them to bfloat16: here
+they are in the run's precision. Parameters of more than two dimensions are flattened to matrices.
+Embeddings, the output layer (the last matrix of the model) and whatever has fewer than two
+dimensions are left to AdamW.
 
 Everything holds for one client, vectors (d,), and for a cohort, vectors (n, d).
 """
@@ -309,14 +310,12 @@ def _as_matrix(piece: Vector, shape: Any) -> Tensor:
 
 
 def orthogonal(x: Tensor) -> Tensor:
-    """About U V^T of each matrix x = U S V^T (..., a, b): bfloat16, singular values 0.5 to 1.5."""
+    """About U V^T of each matrix x = U S V^T (..., a, b): singular values of 0.5 to 1.5."""
     a, b, c = 3.4445, -4.7750, 2.0315
     product = torch.addmm if x.ndim == 2 else torch.baddbmm
     tall = x.shape[-2] > x.shape[-1]
-    y = x.to(torch.bfloat16, copy=True)
-    y = y.mT if tall else y
-    size = y.norm() if x.ndim == 2 else torch.linalg.vector_norm(y, dim=(-2, -1), keepdim=True)
-    y.div_(size.clamp(min=1e-7))
+    y = x.mT if tall else x
+    y = y / torch.linalg.vector_norm(y, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
         gram = y @ y.mT
         y = product(y, product(gram, gram, gram, beta=b, alpha=c), y, beta=a)
@@ -334,7 +333,7 @@ def add_(w: Vector, v: Vector, factor: Rate) -> None:
     if isinstance(factor, float):
         w.add_(v, alpha=factor)
     else:
-        w.addcmul_(v.to(w.dtype), _like(factor, w))
+        w.addcmul_(v, _like(factor, w))
 
 
 def _like(factor: Rate, w: Vector) -> Any:

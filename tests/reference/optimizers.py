@@ -60,3 +60,35 @@ class AdamW:
 
     def start(self, m: Array, v: Array) -> None:
         self.m, self.v, self.n = m, v, np.inf
+
+
+def orthogonal(X: Array) -> Array:
+    """Muon's polynomial of degree five, five times, on singular values: numpy's SVD has them."""
+    U, s, Vt = np.linalg.svd(X, full_matrices=False)
+    s = s / np.linalg.norm(s)
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    Y: Array = (U * s) @ Vt
+    return Y
+
+
+class Muon:
+    """Nesterov's form on the first entries, a matrix of that shape, and AdamW on the others."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.others, self.M = AdamW(), np.zeros(shape)
+
+    def step(self, d: Array) -> Array:
+        G, mu = d[: self.M.size].reshape(self.M.shape), 0.95
+        self.M = mu * self.M + (1 - mu) * G
+        update = orthogonal((1 - mu) * G + mu * self.M)
+        step = self.others.step(d)
+        step[: self.M.size] = 0.2 * np.sqrt(max(G.shape)) * update.ravel()
+        return step
+
+    def sent(self) -> list[Array]:
+        return [*self.others.sent(), self.M]
+
+    def start(self, m: Array, v: Array, M: Array) -> None:
+        self.others.start(m, v)
+        self.M = M

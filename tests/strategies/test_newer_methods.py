@@ -15,6 +15,7 @@ from fedaccord.strategies import RelaxedInit
 from fedaccord.strategies import scaffold as scaffold_file
 from tests import federation
 from tests.reference import diloco, ditto, fedexp, fedgloss, fedmuon, problem
+from tests.reference import optimizers as dense
 from tests.reference.problem import LeastSquares
 from tests.strategies.federate import History, client_vectors, close, federate
 from tests.strategies.test_identities import (
@@ -318,11 +319,10 @@ def test_fedmuon_is_fedpac_with_muon() -> None:
     assert differ(history, run_on_a_matrix(S.FedPAC, SOME))
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this PyTorch has no Muon")
 @schedules
 def test_fedmuon_of_a_matrix_equals_the_dense_reference(schedule: list[list[int]]) -> None:
     def make() -> Any:
-        return fedmuon.Muon((2, 2))
+        return dense.Muon((2, 2))
 
     common = {"lr": 0.05, "local_steps": LOCAL["local_steps"], **SETTING}
     expected = fedmuon.run(LEAST_SQUARES, W0, schedule, beta=0.4, make=make, **common)
