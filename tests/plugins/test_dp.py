@@ -12,9 +12,10 @@ import torch
 
 from fedaccord import engine, simulate
 from fedaccord.config import RunConfig
-from fedaccord.core.privacy import Privacy, seeded
+from fedaccord.core.privacy import Guarantee, Privacy, seeded
 from fedaccord.core.rounds import broadcast
 from fedaccord.federation.accounting import Accountant, noise_multiplier
+from fedaccord.federation.budget import first_of
 from fedaccord.federation.errors import FederationError
 from fedaccord.plugins import DP, Compress
 from fedaccord.runs import reader
@@ -322,6 +323,14 @@ def test_the_adaptive_clip_travels_with_each_round(settings: dict[str, Any]) -> 
     more["num_server_rounds"] = 3
     result = run(settings, name="adaptive", **more)
     assert result.summary["dp.clip"] > 1.2e-3  # every upload is longer, so S grows
+
+
+def test_the_adaptive_clip_needs_enough_clients_a_round() -> None:
+    """The mean cohort counts: 10% of 20 are too few for noise for which all 20 are enough."""
+    guarantee = Guarantee(0.5, 1.0, 0.0, 1e-5, 0.0, adaptive=True, writes_clients=False)
+    assert first_of(guarantee, 1.0, 3, 20).multiplier == 1.0
+    with pytest.raises(ValueError, match=r"^dp.adaptive-clip: expected more than 10 cl.*, got 2:"):
+        first_of(guarantee, 0.1, 3, 20)
 
 
 def deployed(rounds: int) -> torch.Tensor:
