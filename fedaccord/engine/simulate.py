@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.backends import cpu
 
 from fedaccord import recorded_run
 from fedaccord.config import RunConfig, in_use, method_keys, task_keys
@@ -109,8 +110,7 @@ def _clients(
         why = "Flower's clients read it, client-state those of this process"
         log.warning("state-dir=%s has no effect here: %s", config.state_dir, why)
     if not config.workers:
-        if config.strategy.precision == "tf32" and torch.device(task.device).type != "cuda":
-            log.warning("precision=tf32 has no effect on %s: it is float32 there", task.device)
+        _note_precision(config.strategy.precision, torch.device(task.device))
 
         def here(book: logbook.Logbook | None) -> LocalFleet:
             folder = book.directory.path if book else None
@@ -342,6 +342,17 @@ def simulate(
         result = run.play(state)
         recorded_run.check_result(run, result, recorded_run.loss_of(method, task))
         return recorder.history(run.output(), in_use(config))
+
+
+def _note_precision(precision: str, device: torch.device) -> None:
+    """Warn of one that this device does not gain by."""
+    if precision == "tf32" and device.type != "cuda":
+        log.warning("precision=tf32 has no effect on %s: it is float32 there", device)
+    if precision == "bfloat16" and device.type == "cpu" and cpu.get_cpu_capability() == "AVX2":
+        log.warning(
+            "precision=bfloat16 is several times slower than float32 on a processor without "
+            "AVX-512: set float32"
+        )
 
 
 # of a run directory

@@ -548,6 +548,19 @@ def test_a_folder_of_states_and_tf32_without_a_gpu_are_a_warning(
     ]
 
 
+@pytest.mark.parametrize(("capability", "warnings"), [("AVX2", 1), ("AVX512", 0)])
+def test_bfloat16_without_avx512_is_a_warning(
+    capability: str,
+    warnings: int,
+    flower_log: list[logging.LogRecord],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+    history("fedavg", dtype=None, precision="bfloat16", device="cpu")
+    assert len(flower_log) == warnings
+    assert all("set float32" in record.getMessage() for record in flower_log)
+
+
 def test_workers_need_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fedaccord.engine.workers", None)
     with pytest.raises(ValueError, match="workers: expected Ray, found none"):
