@@ -26,7 +26,8 @@ The default, 0.0005, allows K up to 108 with 10% of the clients and up to 51 wit
 the 50 steps of 5 epochs of 500 samples; fewer steps, larger cohorts or a larger lam allow more. On
 Fashion-MNIST with 10 of 100 clients and K = 55, rho 0.002 and lam 0.5 ended 200 rounds with a loss
 of 587,000 after a best one of 0.54, and on CIFAR-10 with K = 10, 0.03 diverged after 30 rounds;
-0.0008 with lam 0.8, below the bound, ended 800 rounds above FedAvg (docs/results/full-length.md).
+0.0008 with lam 0.8, below the bound, ended 800 rounds above FedAvg at 10% and at 5%
+(docs/results/full-length.md, docs/results/full-length-200.md).
 
 When to use: if each client needs a model of its own beside the global one. v_i is that model; it
 stays on the client, which should return. Traffic is FedAvg's at twice the gradients, and the
