@@ -76,6 +76,20 @@ def test_a_trial_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert execute(job(tmp_path)) == row
 
 
+def test_a_trial_that_is_killed_while_its_row_is_written_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = job(tmp_path)
+    row = execute(own)
+    own.file.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", Mock(side_effect=KeyboardInterrupt))  # its content is written
+        with pytest.raises(KeyboardInterrupt):
+            execute(own)
+    assert row_of(own) is None
+    assert execute(own) == row
+
+
 def test_a_trial_resumes_from_its_rung_with_the_same_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
