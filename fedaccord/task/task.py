@@ -16,12 +16,13 @@ from fedaccord.core.metrics import select
 from fedaccord.core.request import DEFAULT, ModelSettings
 from fedaccord.core.vectors import dtype_of, index_rows, to_device
 from fedaccord.data import fingerprint
-from fedaccord.data.partition import has_classes, matching_share
+from fedaccord.data.partition import has_classes
 from fedaccord.task.batches import PAIRS, Batch, BatchFormat, as_floats, map_tensors
 from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.cohort_batches import cut
 from fedaccord.task.cohort_solver import Stack, stacked
 from fedaccord.task.evaluation import evaluate
+from fedaccord.task.evaluation_shares import EvaluationShares
 from fedaccord.task.fit import check_fit, check_from_zero, check_frozen, check_labels, check_metrics
 from fedaccord.task.flat_model import FlatModel, flat_model
 from fedaccord.task.solver import AHEAD, Loss, Passes
@@ -34,14 +35,12 @@ from fedaccord.task.sources import (
     SourceBatches,
     SourceClients,
     TestSource,
-    labels_of,
 )
 
 log = logging.getLogger("flwr")
 
 TRAIN_NAMES = {"loss": "train-loss-of-model"}  # train-loss is of the local models during training
 COUNTED_CLIENTS = 1000  # clients whose classes are counted
-DEAL = 2  # of the draw of the clients' test samples, beside the seed
 MAX_PREPARED_VALUES = 2**20  # of a client whose samples are prepared once per round
 GPU_MEMORY_SHARE = 1 / 4  # of the free memory, for samples; larger sets stay on the host
 AHEAD_ON_GPU = 2**25  # as AHEAD, for a GPU, to save launches
@@ -285,43 +284,21 @@ class Task:
         return [np.bincount(labels[part], minlength=classes).tolist() for part in some]
 
     def client_test(self, client: int) -> Samples | Source | None:
-        """The test samples that a client evaluates on: its own, or as large a share of all as it
-        has of the training samples, with their class mixture if the classes are known, else
-        disjoint from the other clients' shares."""
+        """The test samples that a client evaluates on: its own, or those of `EvaluationShares`."""
         test = self._near[1]
         if isinstance(test, PerClient):
             return test.parts[client]
         if test is None or self.own_test:
             return test
         assert not isinstance(test, FunctionSource), "a function cannot be divided"
-        if self._test_labels is None:
-            order, ends = self._deal
-            share = np.sort(order[ends[client] : ends[client + 1]])
-        else:
-            labels = self.clients.labels(client)
-            assert labels is not None
-            total = len(self._test_labels)
-            size = max(1, round(total * len(labels) / self.clients.total))
-            seed = np.random.SeedSequence([self.seed, client]).generate_state(1)[0]
-            share = matching_share(labels, self._test_labels, size, int(seed))
-        rows = torch.from_numpy(share)
+        rows = self._shares.rows(client)
         if isinstance(test, DatasetSource):
             return test.only(rows) if len(rows) else None
         return index_rows(test[0], rows), index_rows(test[1], rows)
 
     @cached_property
-    def _test_labels(self) -> np.ndarray | None:
-        """The classes of the test samples, if those of all clients are known too."""
-        some = range(len(self.clients) if self.clients.parts is None else 1)
-        all_labelled = all(self.clients.labels(i) is not None for i in some)
-        return labels_of(self.test) if all_labelled else None
-
-    @cached_property
-    def _deal(self) -> tuple[np.ndarray, np.ndarray]:
-        """The test samples in a random order, and the ends of the clients' shares, from 0 on."""
-        sizes = np.cumsum([0, *(self.clients.size(i) for i in range(len(self.clients)))])
-        ends = np.rint(sizes / sizes[-1] * self.num_tests).astype(np.int64)
-        return np.random.default_rng([self.seed, DEAL]).permutation(self.num_tests), ends
+    def _shares(self) -> EvaluationShares:
+        return EvaluationShares(self.clients, self.test, self.num_tests, self.seed)
 
 
 @dataclass(eq=False)

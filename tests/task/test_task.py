@@ -1,6 +1,7 @@
 """A client's batches, the test samples, the tasks of a configuration, and device names."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 
 from fedaccord.core.request import ModelSettings
 from fedaccord.core.rule import LocalConfig
+from fedaccord.data.partition import matching_share
 from fedaccord.data.transforms import augment
 from fedaccord.task import Clients, Task, TaskConfig, find_device, load_task
 from fedaccord.task.flat_model import FlatModel
@@ -350,6 +352,15 @@ def test_clients_of_one_class_mixture_have_test_samples_of_their_own() -> None:
     first, second = (own.client_test(i)[0].flatten().tolist() for i in range(2))
     assert len(first) == len(second) == 20
     assert first != second
+
+
+def test_the_share_of_a_client_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = Mock(side_effect=matching_share)
+    monkeypatch.setattr("fedaccord.task.evaluation_shares.matching_share", draw)
+    own = load_task(TaskConfig(model="linear"), num_clients=5)
+    samples = [own.client_test(i) or () for i in (0, 1, 0)]
+    assert draw.call_count == 2
+    assert all(torch.equal(a, b) for a, b in zip(samples[0], samples[2], strict=True))
 
 
 def test_a_client_without_samples_left_is_refused() -> None:
