@@ -37,14 +37,14 @@ BARE: dict[str, Callable[[nn.Module], list[torch.optim.Optimizer]]] = {
     "sgd": lambda m: [torch.optim.SGD(m.parameters(), lr=LR)],
     "momentum": lambda m: [torch.optim.SGD(m.parameters(), lr=LR, momentum=0.9, fused=True)],
     "adamw": lambda m: [torch.optim.AdamW(m.parameters(), lr=LR, weight_decay=WD, fused=True)],
-    "muon": lambda m: muon([*m.parameters()]),
+    "muon": lambda m: muon(m),
 }
 TARGETS = {"sgd": 1.05, "adamw": 1.10, "muon": 1.0}  # ratio to bare
 
 
-def muon(parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
-    hidden = [p for p in parameters if p.ndim == 2][:-1]
-    rest = [p for p in parameters if not any(p is each for each in hidden)]
+def muon(model: nn.Module) -> list[torch.optim.Optimizer]:
+    *hidden, output = (p for p in model.parameters() if p.ndim == 2)
+    rest = [output, *(p for p in model.parameters() if p.ndim != 2)]
     setting: dict[str, Any] = {"lr": LR, "weight_decay": WD}
     return [
         torch.optim.Muon(hidden, adjust_lr_fn="match_rms_adamw", **setting),

@@ -222,8 +222,7 @@ def _check(landscape: Path | None, out: Path | None) -> None:
         path = file and file.expanduser().absolute()
         if path and (path.is_dir() or not path.parent.is_dir()):
             stop(f"{option}: expected a file in an existing folder, got {file}", 2)
-        special = path and path.exists() and not path.is_file()  # as /dev/stdout
-        if path and not os.access(path if special else path.parent, os.W_OK):
+        if path and not any(os.access(p, os.W_OK) for p in (path, path.parent)):
             stop(f"{option}: expected a file that can be written, got {file}; name another", 2)
 
 
