@@ -1,6 +1,7 @@
 """The commands' output, and their errors: one line on stderr."""
 
 import json
+import os
 import re
 import sys
 import textwrap
@@ -158,13 +159,18 @@ def refusing(*kinds: type[Exception]) -> Iterator[None]:
         stop(error, 2)
 
 
-def keep_run_files(option: str, file: Path) -> None:
-    """End the command if the ``file`` that it would write is one of a run directory's own."""
+def check_output(option: str, file: Path) -> None:
+    """End the command if the ``file`` cannot be written, or is one of a run directory's own."""
     from fedaccord.runs.directory import FILES
 
     path = file.expanduser().resolve()
     if path.name in FILES and (path.parent / "summary.json").is_file():
         stop(f"{option}: expected a new file, got {file}, which is the run's own; name another", 2)
+    path = file.expanduser().absolute()  # unresolved, as in `replace`
+    if path.is_dir() or not path.parent.is_dir():
+        stop(f"{option}: expected a file in an existing folder, got {file}", 2)
+    if not any(os.access(each, os.W_OK) for each in (path, path.parent)):
+        stop(f"{option}: expected a file that can be written, got {file}; name another", 2)
 
 
 def warn(text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedaccord.cli.console import keep_run_files, make_console, refusing
+from fedaccord.cli.console import check_output, make_console, refusing
 
 TRAINING = 3.0  # FedScale's factor on the milliseconds of an inference
 
@@ -37,7 +37,7 @@ def devices(
     """
     from fedaccord.federation.device_profiles import write
 
-    keep_run_files("--out", out)
+    check_output("--out", out)
     with refusing(ValueError, OSError):
         speeds = _read(capacity, "computation", "communication")
         times = _read(behaviour, "active", "inactive", "finish_time") if behaviour else []

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from fedaccord.cli.compare import read_groups, rows_of_untrained_parts
 from fedaccord.cli.console import (
-    keep_run_files,
+    check_output,
     make_console,
     print_table,
     refusing,
@@ -212,18 +211,12 @@ def _check(landscape: Path | None, out: Path | None) -> None:
     """End the command, before it measures, if its files cannot be written."""
     for option, file in (("--landscape", landscape), ("--out", out)):
         if file is not None:
-            keep_run_files(option, file)
+            check_output(option, file)
     if landscape is not None:
         import_module("matplotlib")
     if landscape is not None and landscape.suffix not in FORMATS:
         endings = " or ".join(FORMATS)
         stop(f"--landscape: expected a file that ends in {endings}, got {landscape.name!r}", 2)
-    for option, file in (("--landscape", landscape), ("--out", out)):
-        path = file and file.expanduser().absolute()
-        if path and (path.is_dir() or not path.parent.is_dir()):
-            stop(f"{option}: expected a file in an existing folder, got {file}", 2)
-        if path and not any(os.access(p, os.W_OK) for p in (path, path.parent)):
-            stop(f"{option}: expected a file that can be written, got {file}; name another", 2)
 
 
 def _write(file: Path, values: "Sequence[Measure]") -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedaccord.cli.compare import At, Metric, Runs, Target, note_compared, read_groups
-from fedaccord.cli.console import keep_run_files, make_console, refusing, stop
+from fedaccord.cli.console import check_output, make_console, refusing, stop
 from fedaccord.process.allocator import uncollected
 
 
@@ -28,7 +28,7 @@ def report(
 
     fedaccord report my-sweep --out my-sweep.html
     """
-    keep_run_files("--out", out)
+    check_output("--out", out)
     is_pipe = out.exists() and not out.is_file()  # as /dev/stdout
     if out.suffix != ".html" and not is_pipe:
         stop(f"--out: expected a file that ends in .html, got {out}; name one", 2)
@@ -47,4 +47,5 @@ def report(
         stop(error, 2)
     except OSError as error:
         stop(f"--out: cannot write {out} ({error.strerror})", 2)
-    make_console().print(f"report: {path}", soft_wrap=True)
+    if not is_pipe:
+        make_console().print(f"report: {path}", soft_wrap=True)

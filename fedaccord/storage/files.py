@@ -18,10 +18,10 @@ def replace(path: Path, content: bytes, *, durable: bool = False) -> None:
     durable: after a power failure the new one, if the file system can promise that. A link stays
     one; what is no file, as /dev/stdout, is written to. Raises OSError, which names the file.
     """
-    path = path.resolve()
-    if path.exists() and not path.is_file():
+    if path.exists() and not path.is_file():  # unresolved: a pipe at /dev/stdout has no path
         path.write_bytes(content)
         return
+    path = path.resolve()
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as file:

@@ -31,3 +31,12 @@ def test_what_is_no_file_is_written_to(tmp_path: Path) -> None:
     assert pipe.is_fifo()
     with pytest.raises(IsADirectoryError):
         replace(tmp_path, b"text")
+
+
+def test_a_pipe_without_a_path_is_written_to() -> None:
+    """As /dev/stdout where the output is piped on."""
+    out, into = os.pipe()
+    replace(Path(f"/dev/fd/{into}"), b"text")
+    assert os.read(out, 10) == b"text"
+    os.close(out)
+    os.close(into)
