@@ -7,6 +7,7 @@ import argparse
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,8 @@ import matplotlib.pyplot as plt
 from decentralised import markdown
 from PIL import Image
 from scipy.stats import t as student
+
+from fedaccord.config import RunConfig, settings_of
 
 PAGE = "overview"
 FULL = ("full-length", "full-length-06", "full-length-200", "full-length-200-06")
@@ -49,6 +52,7 @@ class Page(NamedTuple):
     name: str
     title: Mapping[str, str]
     gains: Mapping[str, Gain]  # by method, without FedAvg
+    values: Mapping[str, Mapping[str, float]]  # by method, the tuned ones by key
 
     @property
     def setting(self) -> str:
@@ -77,7 +81,8 @@ def read(results: Path, name: str) -> Page:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
     cells = {row[0]: row for row in rows[2:]}
     base = cells.pop(accuracy.BASELINE)
-    return Page(name, title.groupdict(), {name: gain(row, base) for name, row in cells.items()})
+    gains = {name: gain(row, base) for name, row in cells.items()}
+    return Page(name, title.groupdict(), gains, {name: tuned(row) for name, row in cells.items()})
 
 
 def gain(row: Sequence[str], base: Sequence[str]) -> Gain:
@@ -88,6 +93,11 @@ def gain(row: Sequence[str], base: Sequence[str]) -> Gain:
     )
     costs = rounds / rounds_0, every / every_0, sent / rounds / (sent_0 / rounds_0)
     return Gain(points, deviation, row[4], *costs)
+
+
+def tuned(row: Sequence[str]) -> dict[str, float]:
+    pairs = (pair.split(" ") for pair in row[1].split(", "))
+    return {key: float(value) for key, value in pairs}
 
 
 def number(cell: str) -> float:
@@ -149,6 +159,14 @@ def text(results: Path) -> str:
         "training.",
         "",
         *table(cifar10),
+        "",
+        "## The values that won",
+        "",
+        "Of the keys that were tuned, but the local rate: the default here, and the tuned values "
+        "with the number of columns, the most frequent first. The values that were tried are those "
+        "of each page; on many pages the best of them is the least or the largest.",
+        "",
+        *winners(pages),
         "",
         "Made by `python benchmarks/overview.py` from the pages.",
         "",
@@ -221,6 +239,21 @@ def counts(pages: Sequence[Page]) -> list[str]:
         rows.append((below - above, [name, *map(str, (len(verdicts), above, still, below))]))
     rows.sort(key=lambda row: row[0])
     return markdown(["method", "tested", "above", "open", "below"], [row for _, row in rows])
+
+
+def winners(pages: Sequence[Page]) -> list[str]:
+    by_key: dict[tuple[str, str], list[float]] = {}
+    for name in sorted(names(pages)):
+        for page in pages:
+            for key, value in page.values.get(name, {}).items():
+                by_key.setdefault((name, key), []).append(value)
+    rows = []
+    for (name, key), own in by_key.items():
+        if key != "lr":
+            default = settings_of(RunConfig.make({"algo": name}).strategy)[key]
+            won = (f"{value:g} ({many})" for value, many in Counter(sorted(own)).most_common())
+            rows.append([name, key, f"{default:g}", ", ".join(won)])
+    return markdown(["method", "key", "default", "tuned values"], rows)
 
 
 def plot(pages: Sequence[Page], path: Path) -> None:

@@ -13,7 +13,7 @@ PAGE = """# Tuned methods on Fashion-MNIST: 800 rounds, 5% of 200 clients, Diric
 | --- | --: | --: | --: | --: | --: | --: | --: | --: | --: |
 | scaffold | lr 1 | 88.79 ± 0.10% | +0.50 ± 0.08 | above | 89% | 240 ± 2 | 1 | 7.50 ± 1 | 1,000 |
 | fedavg | lr 1 | 88.29 ± 0.16% | – |  | 89.2% | 320 ± 53 | 1 | 5.00 ± 0.84 | 1,000 |
-| fedsam | lr 1 | 87.02 ± 0.23% | -1.27 ± 0.10 | below | 88.9% | 500 (2 of 3) | 1 | 9 | 2,000 |
+| fedsam | lr 1, sam.rho 0.01 | 87.02% | -1.27 ± 0.10 | below | 89% | 500 (2 of 3) | 1 | 9 | 2,000 |
 """
 
 
@@ -26,6 +26,8 @@ def test_a_page_is_read_as_multiples_of_fedavg(tmp_path: Path) -> None:
     assert (fedsam.text, fedsam.gradients) == ("*-1.27* ± 0.10", 2.0)
     assert math.isnan(fedsam.rounds)  # not all seeds reached the target
     assert math.isnan(fedsam.sent)
+    assert page.values["fedsam"] == {"lr": 1.0, "sam.rho": 0.01}
+    assert overview.winners([page, page])[2:] == ["| fedsam | sam.rho | 0.1 | 0.01 (2) |"]
     assert overview.order([page]) == ["scaffold", "fedsam"]
     (tmp_path / "tuned.md").write_text("# Devices")
     with pytest.raises(ValueError, match=r"tuned\.md: expected a page of tuned methods"):
