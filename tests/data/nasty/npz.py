@@ -216,11 +216,11 @@ NPZ |= alike(
         "objects": npz(y_test=np.array([0, None])),
     },
 )
+NPZ |= alike(": expected a ", "", {"a link to itself": a_loop})  # Python 3.13 finds no file
 NPZ |= alike(
     "data-dir: expected a path",
     "",
     {
-        "a link to itself": a_loop,
         "a NUL in its path": at("/data/x\0.npz"),
         "a path too long": at("/" + "x" * 5000),
         "nobody's home": at("~nobody-of-this-name/data.npz"),
