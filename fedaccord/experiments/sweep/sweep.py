@@ -82,6 +82,9 @@ class Sweep:
         winners = self._asha() if self.plan.options.search == "asha" and self.plan.tunes else None
         with workers.of(self.plan.options) as work:
             winners = winners or self._tune(work)
+            for trial in self.trials.values():  # also of those that were stopped at a rung
+                ask = Ask(trial.configuration, trial.rounds)
+                forget_checkpoints(self._job(ask, trial.seed))
             lost = self._without_score(winners)
             tested = [self.plan.tested(winner.configuration) for winner in winners]
             asks = [Ask(configuration, configuration.rounds) for configuration in tested]
@@ -191,10 +194,6 @@ class Sweep:
         write_records(self.folder, self.records)
         work(missing, on_row)
         keep()
-        if stage == TUNE:
-            for ask, _, job in proposed:
-                if ask.rounds >= ask.configuration.rounds:
-                    forget_checkpoints(job)
 
     def _report(self, job: Job, row: Row, is_earlier: bool = False) -> None:
         """Each rung of a trial once."""

@@ -61,7 +61,12 @@ def test_a_grid_tunes_on_validation_samples_and_tests_the_winners(tmp_path: Path
         each = tuned[(tuned.algo == algo) & (tuned.lr == 0.1)][score]
         assert each.nunique() == 2
         assert row[score] == pytest.approx(each.mean())
-    for path in (tmp_path / "runs").iterdir():  # only winners may resume: the rest needs no states
+    assert_only_winners_resume(tmp_path)
+
+
+def assert_only_winners_resume(folder: Path) -> None:
+    """The rest needs no states of clients."""
+    for path in (folder / "runs").iterdir():
         assert (path / "checkpoint").exists() == (read(path).settings["validation"] == 0)
 
 
@@ -179,6 +184,7 @@ def test_halving_resumes_from_rungs_and_marks_stopped_trials(tmp_path: Path) -> 
     assert [*tuned.rounds] == [2, 3, 3, 2]
     assert tuned.loc[1e30].reason
     assert sum(step.rounds for step in steps) == 2 * (4 * 2 + 2 * 1) + 2 * 3
+    assert_only_winners_resume(tmp_path)
     # what came by a rung is what a grid's trial gives
     finish(make({"algo": ["fedavg"], "lr": [0.05, 0.1]}), tmp_path / "grid")
     grid = table(tmp_path / "grid").set_index("lr")
