@@ -27,6 +27,7 @@ from fedaccord.runs import flatten, reader
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 PAGES = {
     "accuracy": "Fashion-MNIST",
@@ -285,6 +286,10 @@ def plot(methods: list[Method], path: Path, window: int = WINDOW) -> None:
     figure.supxlabel(
         f"percentages: mean of the last {window} evaluations", fontsize=9, x=0.99, ha="right"
     )
+    save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=110)
     plt.close(figure)
     with Image.open(path) as picture:  # with a palette it is a third of the size

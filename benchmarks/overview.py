@@ -15,7 +15,6 @@ from typing import NamedTuple
 import accuracy
 import matplotlib.pyplot as plt
 from decentralised import markdown
-from PIL import Image
 from scipy.stats import t as student
 
 from fedaccord.config import RunConfig, settings_of
@@ -283,10 +282,7 @@ def plot(pages: Sequence[Page], path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left", fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-    with Image.open(path) as picture:
-        picture.convert("RGB").quantize(128).save(path, optimize=True)
+    accuracy.save(figure, path)
 
 
 if __name__ == "__main__":
