@@ -166,10 +166,11 @@ def check_output(option: str, file: Path) -> None:
     path = file.expanduser().resolve()
     if path.name in FILES and (path.parent / "summary.json").is_file():
         stop(f"{option}: expected a new file, got {file}, which is the run's own; name another", 2)
-    path = file.expanduser().absolute()  # unresolved, as in `replace`
-    if path.is_dir() or not path.parent.is_dir():
+    given = file.expanduser().absolute()
+    if given.is_dir() or not given.parent.is_dir():
         stop(f"{option}: expected a file in an existing folder, got {file}", 2)
-    if not any(os.access(each, os.W_OK) for each in (path, path.parent)):
+    is_pipe = given.exists() and not given.is_file()  # as /dev/stdout, see `replace`
+    if not os.access(given if is_pipe else path.parent, os.W_OK):
         stop(f"{option}: expected a file that can be written, got {file}; name another", 2)
 
 

@@ -291,8 +291,8 @@ def test_a_run_that_has_not_ended_has_no_measures(folder: Path, tmp_path: Path) 
 def test_a_folder_without_permission_is_refused_before_measuring(
     folder: Path, tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed = (tmp_path, tmp_path / "m.png")
-    monkeypatch.setattr("os.access", lambda path, mode: path not in closed)  # Matplotlib asks, too
+    (tmp_path / "m.png").touch()  # it would be replaced, which needs the folder
+    monkeypatch.setattr("os.access", lambda path, _: path != tmp_path)  # Matplotlib asks, too
     monkeypatch.delattr("fedaccord.experiments.analysis.measures.measure")
     line = refusal(tmp_path, invoke("measure", folder / "pd", option, tmp_path / "m.png"))
     assert f"{option}: expected a file that can be written, got {tmp_path}/m.png" in line
