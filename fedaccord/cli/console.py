@@ -162,6 +162,7 @@ def refusing(*kinds: type[Exception]) -> Iterator[None]:
 def check_output(option: str, file: Path) -> None:
     """End the command if the ``file`` cannot be written, or is one of a run directory's own."""
     from fedaccord.runs.directory import FILES
+    from fedaccord.storage.files import is_special
 
     path = file.expanduser().resolve()
     if path.name in FILES and (path.parent / "summary.json").is_file():
@@ -169,8 +170,7 @@ def check_output(option: str, file: Path) -> None:
     given = file.expanduser().absolute()
     if given.is_dir() or not given.parent.is_dir():
         stop(f"{option}: expected a file in an existing folder, got {file}", 2)
-    is_pipe = given.exists() and not given.is_file()  # as /dev/stdout, see `replace`
-    if not os.access(given if is_pipe else path.parent, os.W_OK):
+    if not os.access(given if is_special(given) else path.parent, os.W_OK):  # as `replace` writes
         stop(f"{option}: expected a file that can be written, got {file}; name another", 2)
 
 

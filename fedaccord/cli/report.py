@@ -8,6 +8,7 @@ import typer
 from fedaccord.cli.compare import At, Metric, Runs, Target, note_compared, read_groups
 from fedaccord.cli.console import check_output, make_console, refusing, stop
 from fedaccord.process.allocator import uncollected
+from fedaccord.storage.files import is_special
 
 
 @uncollected()
@@ -29,7 +30,7 @@ def report(
     fedaccord report my-sweep --out my-sweep.html
     """
     check_output("--out", out)
-    is_pipe = out.exists() and not out.is_file()  # as /dev/stdout
+    is_pipe = is_special(out)  # as /dev/stdout
     if out.suffix != ".html" and not is_pipe:
         stop(f"--out: expected a file that ends in .html, got {out}; name one", 2)
     groups = read_groups(runs)

@@ -18,7 +18,7 @@ def replace(path: Path, content: bytes, *, durable: bool = False) -> None:
     durable: after a power failure the new one, if the file system can promise that. A link stays
     one; what is no file, as /dev/stdout, is written to. Raises OSError, which names the file.
     """
-    if path.exists() and not path.is_file():  # unresolved: a pipe at /dev/stdout has no path
+    if is_special(path):  # unresolved: a pipe at /dev/stdout has no path
         path.write_bytes(content)
         return
     path = path.resolve()
@@ -77,9 +77,14 @@ def read_bytes(path: Path) -> bytes:
 
 def regular(path: Path) -> Path:
     """The path. Raises ValueError for a folder, and for a pipe, which would block."""
-    if path.exists() and not path.is_file():
+    if is_special(path):
         raise ValueError(f"{path.name}: expected a file, got a folder, a pipe or a device")
     return path
+
+
+def is_special(path: Path) -> bool:
+    """Whether it is a folder, a pipe or a device, as /dev/stdout."""
+    return path.exists() and not path.is_file()
 
 
 def unfinished(folder: Path) -> Iterator[Path]:
