@@ -1,6 +1,7 @@
 """Figures for papers, as PDF and PNG: curves by round, and accuracy against its costs."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from fedaccord.experiments.analysis.costs import COSTS, smoothed
 from fedaccord.experiments.analysis.groups import Group, tested
 from fedaccord.experiments.analysis.ranking import costs_of, has, main_metric, measured
 from fedaccord.runs.metrics import EVALUATED, METRIC, column_of, is_share, own
+from fedaccord.storage.files import replace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -118,7 +120,7 @@ def save(groups: Sequence[Group], folder: Path, metric: str = "") -> list[Path]:
         stem = name if over == "round" else f"{name}-by-{over}"
         for ending in ("pdf", "png"):
             written.append(folder / f"{stem}.{ending}")
-            figure.savefig(written[-1], bbox_inches="tight", dpi=200)
+            _write(figure, written[-1], dpi=200)
     return written
 
 
@@ -149,7 +151,14 @@ def save_landscapes(path: Path, landscapes: "Mapping[str, Landscape]") -> None:
     figure.supxlabel("first direction", fontsize="medium")
     figure.supylabel("second direction", fontsize="medium")
     figure.colorbar(drawn, ax=grid, label="train loss", format="%.3g")
-    figure.savefig(path, bbox_inches="tight", dpi=120)
+    _write(figure, path, dpi=120)
+
+
+def _write(figure: "Figure", path: Path, dpi: int) -> None:
+    """Atomically; the suffix is the format. Raises OSError, which names the file."""
+    content = BytesIO()
+    figure.savefig(content, format=path.suffix[1:], bbox_inches="tight", dpi=dpi)
+    replace(path, content.getvalue())
 
 
 def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":

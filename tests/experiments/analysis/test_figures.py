@@ -108,6 +108,17 @@ def test_the_command_prints_the_table_and_writes_figures(tmp_path: Path) -> None
     assert all(path.stat().st_size > 1000 for path in (tmp_path / "f").iterdir())
 
 
+def test_a_figure_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    write(tmp_path / "runs", [0.1, 0.5])
+    picture, other = tmp_path / "f" / "test-accuracy.png", tmp_path / "other.png"
+    picture.parent.mkdir()
+    picture.write_bytes(b"old")
+    other.hardlink_to(picture)
+    success(invoke("compare", tmp_path / "runs", "--figures", tmp_path / "f"))
+    assert picture.read_bytes()[1:4] == b"PNG"
+    assert other.read_bytes() == b"old"  # not written to in place
+
+
 def test_figures_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     run = write(tmp_path / "runs", [0.1, 0.5])
