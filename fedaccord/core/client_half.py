@@ -20,6 +20,7 @@ from fedaccord.core.rule import (
     LocalConfig,
     LocalResult,
     LocalRule,
+    Registered,
     Rounding,
     Shapes,
     Stateless,
@@ -110,7 +111,9 @@ class ClientHalf:
         state = _of_type(self.rule, "init", self.rule.init(w, initial, config))
         for plugin in self.plugins:
             state = plugin.init(w, w_init, state)
-        return WithMoments(self.optimizer.init(w), state) if self._keeps else state
+        if not self._keeps:
+            return state
+        return WithMoments(_of_type(self.optimizer, "init", self.optimizer.init(w)), state)
 
     def states(self, state: Any) -> list[Any]:
         """The rule's own state, then each plug-in's state with the states inside it."""
@@ -227,13 +230,13 @@ class ClientHalf:
         return any(plugin.moves_anchor for plugin in self.plugins)
 
 
-def _of_type(rule: LocalRule, verb: str, value: Any, kind: Any = None) -> Any:
-    """What the rule returned. Raises TypeError, in one line, if that is not of the type ``kind``,
-    or, without one, no NamedTuple."""
+def _of_type(owner: Registered, verb: str, value: Any, kind: Any = None) -> Any:
+    """What a rule or an optimiser returned. Raises TypeError, in one line, if that is not of the
+    type ``kind``, or, without one, no NamedTuple."""
     if type(value) is not kind if kind else not hasattr(value, "_fields"):
         wanted = f"a {kind.__name__}" if kind else "the client's state as a NamedTuple of vectors"
         raise TypeError(
-            f"{type(rule).__name__}.{verb}: expected {wanted}, got a {type(value).__name__}"
+            f"{type(owner).__name__}.{verb}: expected {wanted}, got a {type(value).__name__}"
         )
     return value
 

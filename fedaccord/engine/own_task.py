@@ -126,6 +126,11 @@ def _check_tensors(what: str, samples: Any, first: Any) -> None:
                 f"{what}: expected tensors, got {kind}; use torch.as_tensor({numbers})"
             )
     x, y = samples
+    if x.is_inference() or y.is_inference():
+        raise ValueError(
+            f"{what}: expected tensors that a gradient can be computed with, got one made under "
+            "torch.inference_mode(); give its clone(), or make it under torch.no_grad()"
+        )
     if not (x.ndim and y.ndim) or len(x) != len(y) or not len(x):
         raise ValueError(f"{what}: expected equally many inputs and targets, at least one each")
     like = first[0] if is_tensors(first) else x

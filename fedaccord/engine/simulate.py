@@ -231,6 +231,10 @@ def simulate(
     that do not fit, TypeError on arguments without effect, FederationError if no round counted or
     the model diverged.
     """
+    if torch.is_inference_mode_enabled():
+        raise ValueError(
+            "simulate: expected a call outside of torch.inference_mode(), got one in it"
+        )
     if not isinstance(algo, str | FederatedStrategy):
         example = f"{algo.__name__}()" if isinstance(algo, type) else "Scaffold(lr=0.05)"
         raise ValueError(f"algo: expected a name, or a strategy, as {example}, got {algo!r}")
@@ -287,7 +291,7 @@ def simulate(
     rounds = config.num_server_rounds
     for key, why in config.unread_keys().items():
         if key in explicit and not (key == "fraction-train" and values[key] == 1):
-            raise TypeError(f"{key}: {why}; leave it out")
+            raise TypeError(f"{arguments.get(key, key)}: {why}; leave it out")
 
     threads.check(config.threads)
     by_functions = bool(clients) and all(map(is_function, clients or ()))

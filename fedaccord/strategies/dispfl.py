@@ -70,8 +70,8 @@ class Buffers(NamedTuple):
 def layer_sizes(shapes: Shapes, density: float) -> list[int]:
     """Ones of each layer's mask (ERK), about ``density`` of all; single numbers have theirs."""
     sizes = [math.prod(shape) for shape in shapes]
-    raw = [sum(shape) / size for shape, size in zip(shapes, sizes, strict=True)]
-    dense = {i for i, size in enumerate(sizes) if size == 1}
+    raw = [sum(shape) / max(1, size) for shape, size in zip(shapes, sizes, strict=True)]
+    dense = {i for i, size in enumerate(sizes) if size <= 1}
     while True:
         sparse = [i for i in range(len(sizes)) if i not in dense]
         left = max(0.0, density * sum(sizes) - sum(sizes[i] for i in dense))

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -177,17 +176,20 @@ class CohortSolver:
                     "train its clients one at a time"
                 ) from error
         self._tried = True
-        if is_new:
-            first = torch.cat([gradient[0].reshape(-1) for gradient in gradients]).nan_to_num()
-            own = first if own is None else own  # nothing to compare with
-            self.model.in_stacks = bool((first - own).abs().max() <= ALIKE * own.abs().max())
-            _check_stacks(self.model)
         if drawn_from(states):  # one draw for all clients; vmap itself refuses those of PyTorch
             raise NotImplementedError(
                 "expected a model and a loss without random numbers, got "
                 f"{type(self.model.module).__name__}, where NumPy's or Python's are drawn; train "
                 "its clients one at a time"
             )
+        if is_new:
+            first = torch.cat([gradient[0].reshape(-1) for gradient in gradients]).nan_to_num()
+            own = first if own is None else own  # nothing to compare with
+            pairs = zip(views(first), views(own), strict=True)
+            unread = any(not ours.any() and theirs.any() for ours, theirs in pairs)
+            is_alike = (first - own).abs().max() <= ALIKE * own.abs().max()
+            self.model.in_stacks = bool(is_alike) and not unread
+            _check_stacks(self.model)
         for view, gradient in zip(views(g), gradients, strict=True):
             view.copy_(gradient)
         return losses.detach()
@@ -257,12 +259,12 @@ class CohortSolver:
             size, other = int(stack.sizes[i]), stack.inputs[int(stack.sizes.argmax())]
             x = torch.cat([stack.inputs[i][:size], other[size:]])  # not of copies of one sample
             w = torch.randn(len(model.w), generator=torch.Generator().manual_seed(0)).to(model.w)
-            named = model.state_dict(w / 10)
+            views = model.views(w / 10)
             model.train()  # in evaluation mode a layer may not look at the others of its batch
             for part in model.module.modules():
                 if isinstance(part, _DropoutNd):  # draw none of the process's random numbers
                     part.eval()
-            filled, short = (functional_call(model.module, named, (p,)) for p in (x, x[:size]))
+            filled, short = (model.with_parameters(views, p) for p in (x, x[:size]))
             model.unsaved.reset()
             model.train()
             error = (filled[:size] - short).abs().max()

@@ -84,8 +84,7 @@ def _evaluate(
         metric_sums = {name: metric.sums(predictions, targets) for name, metric in measured.items()}
         return Score(value, number, metric_sums)
 
-    models = [model, *(deepcopy(model) for _ in range(threads - 1))]
-    for batch in _scores(score, models, batches):
+    for batch in _scores(score, _copies(model, threads), batches):
         total += batch.loss
         weights = weights + batch.weight
         for name, part in batch.sums.items():
@@ -96,6 +95,14 @@ def _evaluate(
         return {}
     values = {name: metric.value(on_host[name]) for name, metric in chosen.items()}
     return {"loss": loss_sum / number, **values}
+
+
+def _copies(model: FlatModel, number: int) -> list[FlatModel]:
+    """The model and copies of it, or it alone if it cannot be copied, as with `weight_norm`."""
+    try:
+        return [model, *(deepcopy(model) for _ in range(number - 1))]
+    except Exception:  # attributes of any kind
+        return [model]
 
 
 def _scores(

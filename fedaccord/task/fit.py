@@ -83,13 +83,13 @@ def check_fit(
     return predictions
 
 
-def check_frozen(model: FlatModel, inputs: Any, precision: str) -> None:
-    """Raise ValueError, in one line, if a forward pass in training mode changes a frozen tensor."""
-    if not model.frozen:
-        return
+def check_kept(model: FlatModel, inputs: Any, precision: str) -> None:
+    """Raise ValueError, in one line, as `FlatModel.check_kept`, for a pass in training mode."""
+    hashes = model.frozen_hashes()
     with torch.no_grad(), seeded(0), suppress(Exception):  # as of BatchNorm with one sample
         model.train()
         forward(model, inputs, precision)
+    model.check_kept(hashes)
     model.load(model.w)
 
 

@@ -14,6 +14,7 @@ from fedaccord.core.request import ModelLayout, ModelSettings
 from fedaccord.core.vectors import dtype_of
 from fedaccord.task import tensors
 from fedaccord.task.batches import Forward, describe
+from fedaccord.task.tensors import storage_of
 from fedaccord.task.unsaved import Unsaved, views_of_weights
 
 log = logging.getLogger("flwr")
@@ -98,12 +99,12 @@ class FlatModel:
         self.parameters = [*shared.values(), *own.values()]  # all that gets a gradient
         self.local_names = [*own]
         self.local_shapes = [p.shape for p in own.values()]
-        hidden = self._hidden_matrices(named)
+        hidden = tensors.hidden_matrices(self.module)
         self.hidden, self.local_hidden = (
-            [i for i, name in enumerate(names) if name in hidden]
-            for names in (self.names, self.local_names)
+            [i for i, p in enumerate(some.values()) if id(p) in hidden] for some in (shared, own)
         )
         self.is_tied = len(every) > len(named)
+        self._uses = [*tensors.uses(self.module, shared.values())]
         if views := views_of_weights(self.module, self.parameters):
             log.warning(
                 "model: %s is a view of a weight and does not follow its training; compute it in "
@@ -129,6 +130,7 @@ class FlatModel:
             still.eval()
         self.unsaved = Unsaved(self.module)
         self._versions = {name: tensor._version for name, tensor in self.frozen.items()}
+        self._kept = {name: tensor.detach() for name, tensor in self.frozen.items()}
         self.initial_local = self.read_local()
         self.initial_buffers = self.read_buffers()
 
@@ -140,9 +142,9 @@ class FlatModel:
 
     def with_parameters(self, parameters: Iterable[Tensor], inputs: Any) -> Any:
         """What the module returns with these shared parameters instead of its own."""
-        named = dict(zip(self.names, parameters, strict=True))
-        # the search for tied weights is slower than a small layer
-        return functional_call(self.module, named, (inputs,), tie_weights=self.is_tied)
+        values = [*parameters]
+        named = {name: values[i] for name, i in self._uses}
+        return functional_call(self.module, named, (inputs,), tie_weights=False)
 
     def _hold(self, theta: Tensor) -> None:
         """Set the module's shared and local parameters to views of theta, with a zero gradient."""
@@ -166,26 +168,49 @@ class FlatModel:
     def load(self, w: Tensor) -> None:
         """Begin a visit or an evaluation at ``w`` (d,), with the `unsaved` values as at first.
 
-        Raises ValueError if a forward pass has changed a frozen tensor.
+        Raises ValueError as `check_kept`.
         """
         self.unsaved.reset()
         self._settle()
-        for name, tensor in self.frozen.items():
-            if tensor._version != self._versions[name]:
-                raise ValueError(
-                    f"model: expected the frozen {name} to keep its values, a forward pass changed "
-                    "it: make it a buffer, with buffers=local (each client its own) or mean"
-                )
+        self.check_kept()
         if not len(self.g):
             self._hold(torch.empty_like(self.w))
         self.w.copy_(w)
+
+    def check_kept(self, hashes: Mapping[str, str] | None = None) -> None:
+        """Raise ValueError if a forward pass has changed a frozen tensor, or has put another one
+        in the place of a parameter's data. hashes: of the frozen tensors before that pass, which
+        also show changes through ``.data``."""
+        changed = [
+            name
+            for name, tensor in self.frozen.items()
+            if tensor._version != self._versions[name]
+            or storage_of(tensor) != storage_of(self._kept[name])
+        ]
+        if hashes is not None:
+            changed += [
+                name for name, after in self.frozen_hashes().items() if after != hashes[name]
+            ]
+        if changed:
+            raise ValueError(
+                f"model: expected the frozen {changed[0]} to keep its values, a forward pass "
+                "changed it: make it a buffer, with buffers=local (each client its own) or mean"
+            )
+        home = storage_of(self.w)
+        for name, p in zip([*self.names, *self.local_names], self.parameters, strict=True):
+            if storage_of(p) != home:
+                raise ValueError(
+                    f"model: expected {name} to stay where its steps are taken, a forward pass "
+                    "replaced its data: write into it instead, by data.copy_(...)"
+                )
 
     def take(self) -> Tensor:
         """The parameters (d,) as a tensor that is no longer changed.
 
         A large model hands over its own without a copy, and frees its gradient; the next `load`
-        allocates both.
+        allocates both. Raises ValueError as `check_kept`.
         """
+        self.check_kept()
         if not self.is_large:
             return self.w.clone()
         self.g, self.gradients = self.g.new_empty(0), []
@@ -204,17 +229,6 @@ class FlatModel:
         self.module.train()
         for module in self._still:
             module.eval()
-
-    def _hidden_matrices(self, named: Mapping[str, nn.Parameter]) -> set[str]:
-        """The parameters of two and more dimensions, without embeddings and the model's last one,
-        its output layer, which may be frozen or stay at the client."""
-        names = []
-        for name, parameter in named.items():
-            owner = self.module.get_submodule(name.rpartition(".")[0])
-            is_table = "embed" in name.lower() or isinstance(owner, nn.Embedding | nn.EmbeddingBag)
-            if parameter.dim() > 1 and not is_table:
-                names.append(name)
-        return {*names[:-1]}
 
     @contextmanager
     def at(self, point: Tensor) -> Iterator[None]:
@@ -278,9 +292,9 @@ class FlatModel:
             buffer.copy_(current)
 
     def named_buffers(self) -> dict[str, Tensor]:
-        """The buffers that the server averages, by name, in w's dtype."""
+        """The buffers that the server averages, by name."""
         self._settle()
-        return {name: b.detach().to(self.w.dtype) for name, b in self._mean.items()}
+        return {name: b.detach() for name, b in self._mean.items()}
 
     def read_buffers(self) -> Tensor:
         """The buffers that the server averages, (d_b,) in w's dtype."""

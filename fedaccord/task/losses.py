@@ -46,8 +46,8 @@ class OwnLoss:
     """A function of the user's own, (predictions, targets) -> a tensor of ().
 
     A module is copied; the copy follows the predictions to their device and precision.
-    Raises ValueError, in one line, if it fails, changes an argument, or returns something else; if
-    the predictions have a gradient, the value must have one.
+    Raises ValueError, in one line, if it fails, changes an argument or a buffer of its own, or
+    returns something else; if the predictions have a gradient, the value must have one.
     """
 
     function: Loss
@@ -68,6 +68,7 @@ class OwnLoss:
     def __call__(self, predictions: Tensor, targets: Tensor) -> Tensor:
         if isinstance(self.function, nn.Module):
             self.function.to(predictions.device, predictions.dtype)
+        before = self._buffers()
         try:
             value = named.call_unchanged(self.function, predictions, targets)
         except Exception as error:  # the user's own code may raise anything
@@ -75,6 +76,13 @@ class OwnLoss:
                 f"loss: {self.name} failed for predictions {tuple(predictions.shape)} and targets "
                 f"{tuple(targets.shape)} {targets.dtype}: {named.one_line(error)}"
             ) from error
+        pairs = zip(self._buffers(), before, strict=True)
+        if any(b is not b_0 or version != version_0 for (b, version), (b_0, version_0) in pairs):
+            raise ValueError(
+                f"loss: expected a function of predictions and targets alone, {self.name} changes "
+                "its buffers, which would pass from client to client and from tests to training: "
+                "compute them in the model, as buffers of its own"
+            )
         if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
             got = f"{tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             got += f" {value.dtype}" if isinstance(value, Tensor) and not value.ndim else ""
@@ -89,6 +97,12 @@ class OwnLoss:
                 "argmax or numbers of Python"
             )
         return value
+
+    def _buffers(self) -> list[tuple[Tensor, int]]:
+        """Each buffer of a module, with how often it was changed in place."""
+        if not isinstance(self.function, nn.Module):
+            return []
+        return [(buffer, buffer._version) for buffer in self.function.buffers()]
 
 
 def usual_loss(targets: Tensor) -> Loss:

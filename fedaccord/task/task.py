@@ -23,7 +23,7 @@ from fedaccord.task.cohort_batches import cut
 from fedaccord.task.cohort_solver import Stack, stacked
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.evaluation_shares import EvaluationShares
-from fedaccord.task.fit import check_fit, check_from_zero, check_frozen, check_labels, check_metrics
+from fedaccord.task.fit import check_fit, check_from_zero, check_kept, check_labels, check_metrics
 from fedaccord.task.flat_model import FlatModel, flat_model
 from fedaccord.task.solver import AHEAD, Loss, Passes
 from fedaccord.task.sources import (
@@ -143,7 +143,7 @@ class Task:
                 f"model: expected all parameters before the first forward pass, which makes "
                 f"{later[0]}: make it in the module's __init__"
             )
-        check_frozen(model, inputs, precision)
+        check_kept(model, inputs, precision)
         if self.num_tests:
             chosen = select(self.metrics, of_classes=not targets.is_floating_point())
             check_metrics(predictions, targets.to(predictions.device), chosen)

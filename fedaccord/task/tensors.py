@@ -1,9 +1,9 @@
-"""The tensors that a model may have, and their dtype."""
+"""The tensors that a model may have, their dtype, and where its modules use them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedaccord.core.request import BUFFERS
@@ -92,3 +92,35 @@ def check_dense(module: nn.Module) -> None:
                 f"model: expected dense gradients, {name or type(module).__name__} has "
                 "sparse=True: leave it out, or freeze the table"
             )
+
+
+def storage_of(tensor: Tensor) -> int:
+    """What tensors that share memory have in common, also those of a fake device."""
+    address: int = tensor.untyped_storage()._cdata
+    return address
+
+
+def hidden_matrices(module: nn.Module) -> set[int]:
+    """The ids of the parameters of two and more dimensions, without embeddings and the last one,
+    which is the output layer and may be tied to an embedding."""
+    matrices, tables = [], set()
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        owner = module.get_submodule(name.rpartition(".")[0])
+        if "embed" in name.lower() or isinstance(owner, nn.Embedding | nn.EmbeddingBag):
+            tables.add(id(parameter))
+        elif parameter.dim() > 1:
+            matrices.append(id(parameter))
+    return {*matrices} - tables - {*matrices[-1:]}
+
+
+def uses(module: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[tuple[str, int]]:
+    """(name, index in ``parameters``) of each attribute of a module that is one of them; a module
+    that has several names comes under the first, as `torch.func.functional_call` needs it."""
+    index = {id(p): i for i, p in enumerate(parameters)}
+    seen: set[tuple[int, str]] = set()
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        path, _, attribute = name.rpartition(".")
+        use = id(module.get_submodule(path)), attribute
+        if id(parameter) in index and use not in seen:
+            seen.add(use)
+            yield name, index[id(parameter)]

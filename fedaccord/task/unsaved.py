@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedaccord.task.tensors import storage_of
+
 log = logging.getLogger("flwr")
 
 FIXED = ("torch.", "torchvision.")  # modules whose attributes do not change
@@ -71,7 +73,7 @@ class Unsaved:
                 continue
             seen.add(id(value))
             if isinstance(value, Tensor):
-                if _is_full(value) and _storage(value) not in self._saved:
+                if _is_full(value) and storage_of(value) not in self._saved:
                     self._insides.append((value, value.detach().clone()))
             elif isinstance(value, np.ndarray):
                 if value.flags.writeable:
@@ -147,13 +149,7 @@ def _is_fixed(part: nn.Module) -> bool:
 def _storages(values: Iterable[Any]) -> set[int]:
     """Of the tensors among them."""
     tensors = [value for value in values if isinstance(value, Tensor)]
-    return {_storage(tensor) for tensor in tensors if tensor.layout is torch.strided}
-
-
-def _storage(tensor: Tensor) -> int:
-    """What tensors that share memory have in common, also those of a fake device."""
-    address: int = tensor.untyped_storage()._cdata
-    return address
+    return {storage_of(tensor) for tensor in tensors if tensor.layout is torch.strided}
 
 
 def _is_full(tensor: Tensor) -> bool:

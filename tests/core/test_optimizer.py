@@ -214,6 +214,15 @@ def test_kept_vectors_of_ones_own_make_of_T_rounds_one_run(mine: Any) -> None:
     assert torch.equal(federate(many, ALONE, W0, [[0]] * T).weights[-1], whole)
 
 
+def test_kept_vectors_that_are_no_named_tuple_are_one_line(
+    mine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mine.Adagrad, "init", lambda self, w: (w,))
+    method = S.FedAvg(local_optimizer=mine.Adagrad(), **settings(state="keep", lr=LR))
+    with pytest.raises(TypeError, match=r"^Adagrad.init: expected .* NamedTuple .*, got a tuple$"):
+        federate(method, ALONE, W0, [[0]])
+
+
 def test_vectors_that_an_optimiser_does_not_send_have_no_average(mine: Any) -> None:
     line = r"^optimizer-state: expected reset or keep with Adagrad, which does not declare what"
     with pytest.raises(ValueError, match=line):

@@ -359,7 +359,11 @@ class Lists(Rows):
 
 ONCE = iter([CLIENTS[0]])
 X, Y = CLIENTS[1]
+with torch.inference_mode():
+    FEATURES = X.clone()
 REFUSED += [
+    ([CLIENTS[0], (FEATURES, Y)], {}, "^clients: client 1: .* made under torch.inference_mode"),
+    (CLIENTS, {"test": (FEATURES, Y)}, "^test: .* made under torch.inference_mode"),
     ([CLIENTS[0], lambda g: None], {}, "^clients: client 1: expected .* that returns NoneType; "),
     ([CLIENTS[0], lambda g: 3], {}, "^clients: client 1: expected .* that returns int; return or"),
     ([CLIENTS[0], used_up], {}, "^clients: client 1: expected 7 samples in every pass, .* got 0;"),
@@ -385,6 +389,11 @@ REFUSED += [
         "^model: .* .of lists. make them tensors, as .*with_f",
     ),
 ]
+
+
+def test_a_call_in_inference_mode_is_refused() -> None:
+    with torch.inference_mode(), pytest.raises(ValueError, match=r"^simulate: .*inference_mode"):
+        history(CLIENTS)
 
 
 @pytest.mark.parametrize(("clients", "changes", "message"), REFUSED)

@@ -490,6 +490,13 @@ def test_keys_without_effect_are_refused() -> None:
         history("fedavg", **{"fedprox.mu": 0.1})
 
 
+@pytest.mark.parametrize("more", [{"participation": 0.5}, {"fraction_train": 0.5}])
+def test_a_share_of_the_nodes_of_a_graph_is_refused_by_the_name_it_has(more: Any) -> None:
+    (name,) = (key.replace("_", "-") for key in more)
+    with pytest.raises(TypeError, match=f"^{name}: under gossip all nodes train in every round; l"):
+        simulate("dfedavg", dataset="digits", num_clients=4, rounds=1, **more)
+
+
 @pytest.mark.parametrize(
     ("more", "line"),
     [

@@ -299,20 +299,21 @@ def test_a_module_that_takes_no_stack_has_one_warning(
 class InAList(nn.Module):
     """Its forward pass reads some parameters where no stack replaces them."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, scale: float) -> None:
         super().__init__()
         self.first, self.second = (nn.Parameter(0.1 * torch.randn(4, 4)) for _ in range(2))
         self.number, self.read = number, [self.second, self.first][:number]
+        self.scale = scale  # of what the list adds, and so of its gradient
 
     def forward(self, x: Tensor) -> Tensor:
         first = self.read[1] if self.number > 1 else self.first
-        return (x @ first).tanh() @ self.read[0]
+        return (1 - self.scale) * x + (x @ first).tanh() @ (self.scale * self.read[0])
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(("number", "scale"), [(1, 1.0), (2, 1.0), (1, 0.01)])
 @pytest.mark.parametrize("vectorize", ["auto", "on"])
 def test_parameters_that_a_stack_does_not_replace_are_trained_too(
-    number: int, vectorize: str
+    number: int, scale: float, vectorize: str
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     data = [
@@ -322,7 +323,7 @@ def test_parameters_that_a_stack_does_not_replace_are_trained_too(
 
     def build() -> nn.Module:
         torch.manual_seed(0)
-        return InAList(number)
+        return InAList(number, scale)
 
     weights = []
     for setting in ("off", vectorize):

@@ -1,5 +1,6 @@
 """A client that uploads finite but huge vectors is the absence of that client."""
 
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -140,20 +141,28 @@ def test_control_variates_still_add_up() -> None:
 
 def test_two_of_six_are_found_and_the_others_stay() -> None:
     reports: list[Round] = []
-    with InProcessGrid(two_bad(), C) as grid, quiet():
+    with InProcessGrid(some_bad(), C) as grid, quiet():
         run_over(grid, strategy(FedAvg, max_update_norm=5.0), 1, on_round=reports.append).play()
     status = {row["client"]: row["status"] for row in reports[1].clients}
     assert [i for i in status if status[i] == "ok"] == [0, 3, 4, 5]
 
 
-def two_bad() -> ClientApp:
-    """Clients 1 and 2 upload huge vectors."""
+def test_at_most_half_of_the_replies_are_found() -> None:
+    """Of six, four huge ones are no outliers: the round fails, and nobody is blamed."""
+    reports: list[Round] = []
+    with InProcessGrid(some_bad((1, 2, 3, 4)), C) as grid, quiet():
+        run_over(grid, strategy(FedAvg, max_update_norm=5.0), 1, on_round=reports.append).play()
+    assert (reports[1].metrics["counted"], reports[1].metrics["dropped"]) == (0, 0)
+
+
+def some_bad(clients: Sequence[int] = (1, 2)) -> ClientApp:
+    """These clients upload huge vectors."""
     one, app = client_app(), ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         reply = one(message, context)
-        bad = not is_handshake(message) and context.node_config["partition-id"] in (1, 2)
+        bad = not is_handshake(message) and context.node_config["partition-id"] in clients
         return huge(1e3)(message, reply) if bad else reply
 
     return app

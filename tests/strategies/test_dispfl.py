@@ -150,6 +150,7 @@ def test_a_layer_of_one_number_is_trained(density: float) -> None:
     assert (scale, bias) == (1, 1)
     assert matrix == (200 if density == 1 else round(202 * density - 2))
     assert layer_sizes([(), (1,)], density) == [1, 1]
+    assert layer_sizes([(20, 10), (0, 3), (1,)], 0.5) == [100, 0, 1]
 
 
 def test_a_mask_moves_within_its_layer() -> None:

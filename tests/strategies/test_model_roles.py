@@ -208,6 +208,16 @@ def test_dittos_w_is_that_of_fedavg_to_the_bit(module: Any) -> None:
         assert one.model["1.num_batches_tracked"] == T * K
 
 
+def test_an_averaged_counter_is_that_of_the_evaluated_model() -> None:
+    """Of 1, 3 and 7 batches: 11 / 3 is rounded, and not cut."""
+    clients = [(torch.randn(n, D), torch.randn(n, 1)) for n in (4, 12, 28)]
+    steps: dict[str, Any] = {"local_epochs": 1, "batch_size": 4, "participation": 1.0}
+    module = nn.Sequential(nn.Linear(D, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    history = simulate("fedavg", clients=clients, model=module, rounds=1, buffers="mean", **steps)
+    counter = history.model["1.num_batches_tracked"]
+    assert (counter.dtype, counter.item()) == (torch.int64, 4)
+
+
 @pytest.mark.parametrize(("name", "buffers"), with_policies(FAMILIES))
 def test_a_lost_reply_takes_back_what_stayed_at_the_client(name: str, buffers: str) -> None:
     def lose(kind: str) -> History:

@@ -165,6 +165,18 @@ def test_every_thread_has_a_model_of_its_own() -> None:
     assert metrics == evaluate(model(), flat.w, batches, F.cross_entropy)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`")
+def test_a_model_that_cannot_be_copied_is_evaluated_alone() -> None:
+    torch.manual_seed(0)
+    flat = FlatModel(nn.utils.weight_norm(nn.Linear(3, 4)))
+    batches = [(torch.randn(5, 3), torch.randint(4, (5,))) for _ in range(3)]
+    w = flat.w.clone()
+    with torch.enable_grad():
+        flat.module(batches[0][0])  # leaves a tensor with a gradient, which deepcopy refuses
+    one, two = (evaluate(flat, w, batches, F.cross_entropy, threads=n) for n in (1, 2))
+    assert one == two
+
+
 def test_every_evaluation_draws_the_same_numbers() -> None:
     class Noisy(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -209,22 +211,77 @@ def test_complex_buffers_keep_their_imaginary_parts(
 class Teacher(nn.Module):
     """Its teacher follows its student in training."""
 
-    def __init__(self) -> None:
+    def __init__(self, how: str) -> None:
         super().__init__()
+        self.how = how
         self.student, self.teacher = nn.Linear(6, 3), nn.Linear(6, 3).requires_grad_(False)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        teacher, student = self.teacher.weight, self.student.weight
+        if self.how == "in place":
+            teacher.lerp_(student, 0.1)
+        elif self.how == "data in place":
+            teacher.data.lerp_(student.data, 0.1)
+        else:
+            teacher.data = teacher.data.lerp(student.data, 0.1)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            with torch.no_grad():
-                self.teacher.weight.lerp_(self.student.weight, 0.1)
+            self.follow()
         return self.student(x) + self.teacher(x)
 
 
-def test_a_frozen_tensor_that_training_changes_is_refused() -> None:
+DATA = torch.randn(8, 6), torch.arange(8) % 3
+
+
+@pytest.mark.parametrize("how", ["in place", "data in place", "data replaced"])
+def test_a_frozen_tensor_that_training_changes_is_refused(how: str) -> None:
     """Else it would pass from one client to the next."""
-    data = torch.randn(8, 6), torch.arange(8) % 3
     with pytest.raises(ValueError, match=r"frozen teacher.weight to keep its values, a"):
-        simulate("fedavg", clients=[data] * 3, model=Teacher(), rounds=2, participation=1.0)
+        simulate("fedavg", clients=[DATA] * 3, model=Teacher(how), rounds=2, participation=1.0)
+
+
+class Bounded(nn.Linear):
+    """A layer with a bound on its weights, which it keeps in one of two ways, from a call on."""
+
+    def __init__(self, how: str, first: int = 1) -> None:
+        super().__init__(6, 3)
+        self.how, self.calls = how, count(1)
+        self.first = first
+
+    def forward(self, x: Tensor) -> Tensor:
+        if next(self.calls) >= self.first:
+            bounded = torch.renorm(self.weight.data, 2, 0, 0.5)
+            if self.how == "replaced":
+                self.weight.data = bounded
+            else:
+                self.weight.data.copy_(bounded)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("local", ["", "weight"])
+def test_a_parameter_whose_data_are_replaced_is_refused(local: str) -> None:
+    """No step would change it any more."""
+    settings: dict[str, Any] = {"local_parameters": local, "clients": [DATA] * 3, "rounds": 1}
+    with pytest.raises(
+        ValueError, match=r"^model: expected weight to stay .* data.copy_\(\.\.\.\)$"
+    ):
+        simulate("fedavg", model=Bounded("replaced"), **settings)
+    history = simulate("fedavg", model=Bounded("in place"), weight_decay=0.0, **settings)
+    assert local or float(history.model["weight"].norm(dim=1).max()) < 2
+    assert history.metrics["drift"].iloc[-1] > 0
+
+
+@pytest.mark.parametrize("after", ["load", "take"])
+def test_data_that_only_some_passes_replace_are_found_at_the_end_of_a_visit(after: str) -> None:
+    model = FlatModel(Bounded("replaced", first=2))
+    model.load(model.w.clone())
+    model.module(DATA[0])
+    model.take()
+    model.module(DATA[0])
+    with pytest.raises(ValueError, match="expected weight to stay"):
+        model.load(model.w.clone()) if after == "load" else model.take()
 
 
 def test_a_frozen_table_may_be_sparse() -> None:
@@ -241,6 +298,19 @@ def test_tied_weights_are_one_part_of_w() -> None:
     assert model.w.numel() == 16
     model.w.fill_(1.0)
     assert module(torch.ones(1, 4)).tolist() == [[16.0] * 4]
+
+
+def test_other_parameters_of_a_layer_with_several_names() -> None:
+    """PyTorch's own function leaves them in its place."""
+    layer, other = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    other.weight = layer.weight
+    model = FlatModel(nn.Sequential(layer, nn.Sequential(layer, nn.ReLU(), layer), other))
+    assert model.names == ["0.weight"]
+    model.w.copy_(torch.eye(2).flatten())
+    for _ in range(2):
+        doubled = model.with_parameters([2 * torch.eye(2)], torch.ones(1, 2))
+        assert doubled.tolist() == [[16.0, 16.0]]
+        assert model(torch.ones(1, 2)).tolist() == [[1.0, 1.0]]
 
 
 @pytest.mark.parametrize("name", ["0.weight", "1.weight"])
@@ -424,3 +494,15 @@ def test_the_output_layer_is_the_last_matrix_of_the_whole_model(
     model = FlatModel(words(), **settings)  # type: ignore[arg-type]
     assert [model.names[i] for i in model.hidden] == shared
     assert [model.local_names[i] for i in model.local_hidden] == local
+
+
+def test_an_output_layer_may_be_tied_to_the_embedding() -> None:
+    first, last = words(), words()
+    for module in (first, last):
+        module[4] = nn.Linear(4, 9, bias=False)
+    last[4].weight = last[0].weight  # the table's name comes first
+    first[0].weight = first[4].weight
+    for module in (first, last):
+        model = FlatModel(module)
+        assert model.names[0] == "0.weight"
+        assert [model.names[i] for i in model.hidden] == ["1.weight", "3.weight"]

@@ -258,6 +258,31 @@ class Scaled(nn.Module):
         return F.cross_entropy(predictions * self.scale, targets)
 
 
+class Remembering(nn.Module):
+    """A loss relative to the mean of earlier ones."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("mean", torch.ones(()))
+
+    def forward(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        value = F.cross_entropy(predictions, targets)
+        if self.how == "in place":
+            self.mean.lerp_(value.detach(), 0.1)
+        elif self.how == "replaced":
+            self.mean = self.mean.lerp(value.detach(), 0.1)
+        return value / self.mean
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced"])
+def test_a_loss_with_a_memory_is_refused(how: str) -> None:
+    """It would pass from client to client, and from an evaluation to training."""
+    with pytest.raises(ValueError, match=r"^loss: .* alone, Remembering changes its buffers"):
+        simulate("fedavg", loss=Remembering(how), **SMALL)
+    simulate("fedavg", loss=Remembering("not at all"), **SMALL)
+
+
 def test_a_loss_with_parameters_that_no_step_would_change_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^loss: .* Scaled has 'scale', which no step"):
         simulate("fedavg", loss=Scaled(), **SMALL)

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedaccord.task import losses
@@ -64,9 +63,8 @@ class Surface:
     def _parts(self, w: Tensor) -> Iterator[Tensor]:
         """The contribution of each batch to the mean."""
         for (inputs, targets), share in zip(self.batches, self.shares, strict=True):
-            parameters = dict(zip(self.model.names, self.model.views(w), strict=True))
             with sdpa_kernel(SDPBackend.MATH):  # the attention that has a second derivative
-                predictions = functional_call(self.model.module, parameters, (inputs,))
+                predictions = self.model.with_parameters(self.model.views(w), inputs)
             yield self.loss(predictions, targets) * share
 
 

@@ -54,7 +54,7 @@ def load(run: str | Path) -> SavedModel:
     card, saved = read_card(path), load_model(path)
     arguments = card["arguments"] | {"shape": tuple(card["arguments"]["shape"])}
     module = models.build(card["architecture"], **arguments, seed=card.get("seed", 0))
-    cast(module, None, next(iter(saved.values())).dtype)
+    cast(module, None, next(x.dtype for x in saved.values() if x.is_floating_point()))
     _fill(module, saved, card)
     return SavedModel(module, card).eval()
 
