@@ -10,7 +10,7 @@ import json
 import re
 import textwrap
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field
 from typing import Any
 
@@ -131,9 +131,9 @@ LIST_BEGINS = """\
 """
 
 
-def imports() -> str:
-    """The methods as type checkers see them, in fedaccord/strategies/__init__.py."""
-    kinds = sorted(BUILT_IN.values(), key=lambda kind: kind.__module__)
+def imports(kinds: Iterable[type]) -> str:
+    """Methods or plug-ins as type checkers see them, in the __init__.py of their folder."""
+    kinds = sorted(kinds, key=lambda kind: kind.__module__)
     lines = (f"    from {k.__module__} import {k.__name__} as {k.__name__}\n" for k in kinds)
     return "if TYPE_CHECKING:  # tools/sync.py writes these lines\n" + "".join(lines) + "\n"
 
@@ -280,7 +280,7 @@ def _plugin(name: str, kind: type) -> list[str]:
         + (
             f"{_text(strength.default)}; the plug-in is off without a budget."
             if kind is DP
-            else f"what a method asks for, {_off(strength)} (off) for most."
+            else f"what a method asks for; for most it is off, `{_off(strength)}`."
         ),
         *([f"Methods that switch it on: {', '.join(on)}."] if on else []),
         *([f"Methods that refuse it: {'; '.join(refused)}."] if refused else []),
@@ -369,8 +369,9 @@ def _builds(name: str, more: dict[str, Any]) -> bool:
 
 
 def _off(strength: "Field[Any]") -> int | str:
-    """The value that switches a plug-in off."""
-    return "none" if isinstance(strength.default, str) else 0
+    """The value that switches a plug-in off: of several words the first."""
+    choices: Sequence[str] = strength.metadata["choices"] or ["none"]
+    return choices[0] if isinstance(strength.default, str) else 0
 
 
 def _text(value: Any) -> str:

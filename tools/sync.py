@@ -22,6 +22,7 @@ from fedaccord.experiments.analysis.groups import OPTIONS
 from fedaccord.experiments.reproduce import tables
 from fedaccord.experiments.reproduce.page import as_markdown
 from fedaccord.experiments.reproduce.results import merged
+from fedaccord.plugins import PLUGINS
 from fedaccord.strategies import BUILT_IN, METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,8 +53,11 @@ def stale(root: Path) -> dict[Path, str | None]:
     wanted |= {folder / name: text for name, text in pages.pages().items()}
     wanted[pyproject] = replaced(pyproject, config_toml(), "[tool.flwr.app.config]", "[tool.hatch")
     wanted[readme] = replaced(readme, pages.readme_list(), "<summary>The", "</details>")
-    package = root / "fedaccord" / "strategies" / "__init__.py"
-    wanted[package] = replaced(package, pages.imports(), "if TYPE_CHECKING:", "BUILT_IN:")
+    tables_of = {"strategies": ("BUILT_IN:", BUILT_IN), "plugins": ("PLUGINS:", PLUGINS)}
+    for name, (after, table) in tables_of.items():
+        package = root / "fedaccord" / name / "__init__.py"
+        lines = pages.imports(table.values())
+        wanted[package] = replaced(package, lines, "if TYPE_CHECKING:", after)
     wanted[root / "fedaccord/experiments/analysis" / OPTIONS.name] = options_json()
     metrics = root / "docs" / "metrics.md"
     wanted[metrics] = replaced(metrics, columns_markdown(), "## metrics.csv", "## Using")

@@ -40,6 +40,8 @@ class Commands(TyperGroup):
             if (extra := extra_of(error.name or "")) is None:
                 raise
             code = _complain(f"expected the package {error.name}, found none; {install(extra)}", 2)
+        except OSError as error:  # of its output, as on a full disk
+            code = _complain(error, 1)
         sys.exit(code or 0)
 
     def invoke(self, context: click.Context) -> Any:
@@ -91,6 +93,14 @@ def make_console() -> Console:
     return _Console(
         force_terminal=terminal, width=width, highlight=False, markup=False, emoji=False
     )
+
+
+def print_progress(line: str) -> None:
+    """A line of a command that goes on, also where its reader has closed the pipe, as `head`."""
+    try:
+        print(printable(line), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_table(console: Console, heading: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

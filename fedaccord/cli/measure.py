@@ -82,6 +82,8 @@ def measure(
     from fedaccord.experiments.analysis.figures import save_landscapes
     from fedaccord.experiments.analysis.measures import FILE, MeasureOptions
 
+    if not math.isfinite(radius):
+        stop(f"--radius: expected a finite number, got {radius}", 2)
     _check(landscape, out)
     options = MeasureOptions(samples=samples, probes=probes, radius=radius)
     console, reference = make_console(), reference and reference.expanduser()

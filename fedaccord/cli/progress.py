@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedaccord.cli.console import print_progress
 from fedaccord.federation.eta import Eta
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Display:
         self.bar.update(self.task, completed=round.number, description=number, text=latest)
         if self.bar.disable:
             words = (number, latest, self.left(round.number))
-            print(*filter(None, words), sep="  ", flush=True)
+            print_progress("  ".join(filter(None, words)))
 
     def _latest(self) -> list[str]:
         """The latest metrics, with the round if it is an earlier one."""

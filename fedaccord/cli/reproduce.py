@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedaccord.cli.console import make_console, print_table, stop, warn
+from fedaccord.cli.console import make_console, print_progress, print_table, stop, warn
 from fedaccord.cli.settings import Pairs, read_settings
 from fedaccord.cli.watch import made_folder, progress, resumable, rounds, watched
 from fedaccord.federation.eta import Eta
@@ -152,13 +152,13 @@ def _run(
         best = result["reason"] or f"best {result['best']:.2f}%"
         words = (f"seed {done.run.seed}", f"{done.rounds} rounds", best, left(count()))
         number = f"run {len(results)}/{len(runs)}"
-        print(number, done.run.cell.name, *filter(None, words), sep="  ", flush=True)
+        print_progress("  ".join((number, done.run.cell.name, *filter(None, words))))
 
     def on_rounds(number: int) -> None:
         if console.is_terminal:
             status.update(progress(number, left))
         else:
-            print(progress(number, left), flush=True)
+            print_progress(progress(number, left))
 
     with console.status(progress(left.begun, left)) as status, watched(console, count, on_rounds):
         study.perform(folder, options, on_done)

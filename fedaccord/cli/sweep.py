@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedaccord.cli.console import make_console, print_table, printable, warn
+from fedaccord.cli.console import make_console, print_progress, print_table, warn
 from fedaccord.cli.progress import make_bar
 from fedaccord.cli.settings import Force, Pairs, make_absolute, read_settings, read_toml
 from fedaccord.cli.watch import made_folder, progress, resumable, rounds, watched
@@ -159,8 +159,7 @@ class Display:
             ended = step.row.get("reason") or self.best
             words = (f"round {step.job.rounds}", shown, ended, self.left(reached))
             trial = f"{self._trial(step.job)} seed={step.job.settings['seed']}"
-            line = "  ".join((number, trial, *filter(None, words)))
-            print(printable(line), flush=True)
+            print_progress("  ".join((number, trial, *filter(None, words))))
 
     def _rank(self, job: "Job", split: str, score: float) -> None:
         """The best trial is that of the best mean over all seeds, at the same budget."""
@@ -172,6 +171,8 @@ class Display:
         trial = job.name.rpartition("-seed")[0]
         values = self.values.setdefault((split, trial, job.rounds), [])
         values.append(score)
+        if split == "test" and self.stage[0] != split:
+            self.best = ""  # that of the validation samples
         if len(values) < len(seeds):
             return
         stage = (split, job.rounds if self.plan.options.search in LADDERS else 0)
@@ -190,7 +191,7 @@ class Display:
         """Show the rounds of all trials, the running ones included."""
         rounds = self._advance(rounds)
         if self.bar.disable:
-            print(progress(rounds, self.left), flush=True)
+            print_progress(progress(rounds, self.left))
 
     def _advance(self, rounds: int) -> int:
         """The bar never moves back; a failed trial counts with all its rounds."""

@@ -143,6 +143,13 @@ class Run:
         if state is None:  # else its row is there
             first = {"clock": s.clock} if self._clock else {}
             self._report(Round(s, self.method.topology.average(s.w), first, []), result)
+        elif s.t >= self._last:  # its rows are there, but not how it ended
+            if s.failed >= self.method.max_failed_rounds:
+                raise FederationError(
+                    f"the last {s.failed} of {s.t} rounds failed; fix the clients, or lower lr if "
+                    "they diverged, and raise num-server-rounds"
+                )
+            self._evaluated(s, result)
         left = Eta(s.t, self.num_rounds)
         for number in range(s.t + 1, self._last + 1):
             round = self.train_round()
@@ -257,18 +264,12 @@ class Run:
         self, round: Round, result: Result, left: Callable[[int], str] = lambda _: ""
     ) -> None:
         """Evaluate if due, log the round and make the callbacks."""
-        number, values = round.number, {}
+        number = round.number
+        values: dict[str, Any] = {}
         if self.is_evaluated(number):
-            functions = self._evaluate, self._evaluate_output
-            values = evaluate_at_server(self.session, round.state, *functions)
-            if self._evaluate:
-                result.evaluate_metrics_serverapp[number] = MetricRecord(dict(values))
-            evaluation = evaluate_at_clients(self.session, round.state, self.timeout)
-            if evaluation.metrics:
-                result.evaluate_metrics_clientapp[number] = MetricRecord(dict(evaluation.metrics))
-            values |= evaluation.metrics
+            values, clients = self._evaluated(round.state, result)
             round.metrics.update(values)
-            round = round._replace(evaluations=evaluation.clients)
+            round = round._replace(evaluations=clients)
         shown = {
             name: value
             for name, value in round.metrics.items()
@@ -279,6 +280,16 @@ class Run:
         log.info("[round %d/%d] %s", number, self.num_rounds, ", ".join(filter(None, words)))
         if self._on_round:
             self._on_round(round)
+
+    def _evaluated(self, s: RoundState, result: Result) -> tuple[dict[str, Any], list[Any]]:
+        """Metrics of the server and of the clients, and the latter's rows."""
+        values = evaluate_at_server(self.session, s, self._evaluate, self._evaluate_output)
+        if self._evaluate:
+            result.evaluate_metrics_serverapp[s.t] = MetricRecord(dict(values))
+        evaluation = evaluate_at_clients(self.session, s, self.timeout)
+        if evaluation.metrics:
+            result.evaluate_metrics_clientapp[s.t] = MetricRecord(dict(evaluation.metrics))
+        return values | evaluation.metrics, evaluation.clients
 
 
 def _check_alike(state: RoundState, first: RoundState) -> None:

@@ -79,7 +79,14 @@ def taken(path: Path) -> ValueError:
     return ValueError(f"name: {path} exists already; choose another name or move it away")
 
 
+class UnwritableError(OSError, ValueError):
+    """A folder for a run that the system does not let one write: a setting is wrong, or a disk is
+    full."""
+
+
 def unwritable(path: Path, error: OSError) -> ValueError:
     if error.errno == errno.ENAMETOOLONG:
         return ValueError(f"name: {path} is too long; shorten it, or out-dir")
-    return ValueError(f"out-dir: cannot write to {path} ({error.strerror}); choose another folder")
+    return UnwritableError(
+        f"out-dir: cannot write to {path} ({error.strerror}); choose another folder"
+    )

@@ -14,6 +14,7 @@ from fedaccord.runs.naming import is_run as is_run
 from fedaccord.storage.files import read_bytes, read_json
 
 WORDS = ("status", "repair", "evaluation")  # columns of clients.csv
+OK = "ok"  # status of an accepted reply
 UNREADABLE = (KeyError, ValueError, TypeError, AttributeError, RecursionError)  # TOML, JSON, CSV
 DEPTH = 3  # folders between the given path and a run: SWEEP_DIR/runs/RUN
 
@@ -77,6 +78,10 @@ def read(path: Path) -> Run:
         rounds, ended = int((metrics["round"] > 0).sum()), int(summary.get("rounds", 0))
         if summary["status"] == COMPLETED and rounds < ended:
             raise ValueError(f"metrics.csv: expected {ended} rounds, found {rounds}")
+        clients = _table(path / "clients.csv", ["round", "client", "status"], WORDS)
+        good, replies = int((clients["status"] == OK).sum()), int(summary.get("replies", 0))
+        if summary["status"] == COMPLETED and (path / "clients.csv").exists() and good < replies:
+            raise ValueError(f"clients.csv: expected {replies} replies, found {good}")
         return Run(
             path,
             _scalars(config["run"]),
@@ -85,7 +90,7 @@ def read(path: Path) -> Run:
             str(config["commit"]),
             _scalars(summary),
             metrics,
-            _table(path / "clients.csv", ["round", "client", "status"], WORDS),
+            clients,
             _table(path / "classes.csv", []) if (path / "classes.csv").exists() else None,
         )
     except (*UNREADABLE, OSError) as error:

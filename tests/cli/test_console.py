@@ -1,6 +1,7 @@
 """The group of commands: imports, help, unknown commands, tables."""
 
 import ast
+import os
 import subprocess
 import sys
 import tomllib
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from fedaccord import __version__
 from fedaccord.cli import app
-from fedaccord.cli.console import make_console, print_table, printable
+from fedaccord.cli.console import make_console, print_progress, print_table, printable
 from tests.cli.shell import REPOSITORY, invoke, refusal, success
 
 
@@ -24,6 +25,24 @@ def loaded(modules: Sequence[str], *words: str) -> list[str]:
     command = [sys.executable, "-c", code, *words]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return ast.literal_eval(output.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def test_a_full_disk_behind_the_output_is_one_line() -> None:
+    code = "from fedaccord.cli import app; app()"
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", code, "presets"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == "fedaccord: [Errno 28] No space left on device\n"
+
+
+def test_progress_goes_on_where_nobody_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = os.pipe()
+    os.close(ends[0])
+    with open(ends[1], "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        for _ in range(3):
+            print_progress("round 1/3")
 
 
 @pytest.mark.parametrize("words", ["--help", "run --help", "--version"])

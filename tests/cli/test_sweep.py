@@ -213,7 +213,7 @@ def test_the_best_trial_has_the_best_mean_over_all_seeds() -> None:
     assert step(0.1, 0, 0.8) == step(0.1, 1, 0.8) == ""
     assert step(0.1, 2, 0.8) == "best 80.00% (fedavg lr=0.1, mean of 3 seeds)"
     assert step(0.05, 2, 0.2) == "best 80.00% (fedavg lr=0.1, mean of 3 seeds)"  # not the median
-    step(0.05, 0, 0.1, validation=0.0)
+    assert step(0.05, 0, 0.1, validation=0.0) == ""  # not the validation score beside test scores
     assert step(0.05, 1, 0.3, validation=0.0) == "best 20.00% (fedavg lr=0.05, mean of 2 seeds)"
 
 

@@ -22,10 +22,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedaccord import engine, simulate
+from fedaccord import engine, recorded_run, simulate
 from fedaccord.client.cohort_rounds import local_rounds
 from fedaccord.config import RunConfig
 from fedaccord.core.request import TrainRequest
+from fedaccord.federation.errors import FederationError
 from fedaccord.federation.round import Round
 from fedaccord.federation.settings import Settings
 from fedaccord.runs import RunDirectory, load_model, reader, status
@@ -331,6 +332,34 @@ def test_a_run_is_completed_with_the_rounds_that_it_has(settings: dict[str, Any]
     interrupted(make(settings, algo="feddyn", name="fewer"))
     again = run(make(settings, algo="feddyn", name="fewer", num_server_rounds=STOP, resume=True))
     assert written(again.path) == written(whole.path)
+
+
+@pytest.mark.parametrize(("lr", "reason"), [(0.1, "the model diverged: "), (5e5, "rounds failed")])
+@pytest.mark.parametrize("killed", [False, True], ids=["ended", "killed"])
+def test_a_run_that_failed_in_its_last_round_is_not_completed_by_a_resume(
+    lr: float,
+    reason: str,
+    killed: bool,
+    settings: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recorded_run, "MAX_LOSS", 0.1)  # each test loss is above it
+    name = f"failed-{lr}-{killed}"
+    bad = {"lr": lr, "clip_norm": 0.0, "max_failed_rounds": 2, "checkpoint_every": 1, "name": name}
+    bad |= {"num_server_rounds": 3, "eval_every": 3}
+    with pytest.raises(FederationError):
+        run(make(settings, **bad))
+    path = Path(settings["out-dir"]) / name
+    tables = [(path / f"{table}.csv").read_bytes() for table in ("metrics", "clients")]
+    summary = json.loads((path / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("failed", 3)
+    if killed:  # between its last checkpoint and its end
+        (path / "summary.json").write_text(json.dumps(summary | {"status": "running"}))
+    with pytest.raises(FederationError, match=reason):
+        run(make(settings, **bad, resume=True))
+    assert status(path) == "failed"
+    assert reason in json.loads((path / "summary.json").read_text())["reason"]
+    assert [(path / f"{table}.csv").read_bytes() for table in ("metrics", "clients")] == tables
 
 
 def test_a_resume_that_fails_at_its_start_keeps_the_model(

@@ -111,6 +111,19 @@ def test_a_folder_that_is_no_run_is_refused(path: Path, tmp_path: Path) -> None:
     assert reader.read(tmp_path).metrics.empty  # a run before its first round
 
 
+def test_a_table_of_clients_that_was_cut_short_is_refused(path: Path, tmp_path: Path) -> None:
+    """Its gradients would be counted too few."""
+    copy = Path(shutil.copytree(path, tmp_path / "copy"))
+    whole = reader.read(copy)
+    lines = (copy / "clients.csv").read_text().splitlines(keepends=True)
+    (copy / "clients.csv").write_text("".join(lines[:-1]))
+    replies = whole.summary["replies"]
+    with pytest.raises(ValueError, match=rf"expected {replies} replies, found {replies - 1}\)$"):
+        reader.read(copy)
+    (copy / "clients.csv").unlink()  # as of a run with privacy
+    assert reader.read(copy).clients.empty
+
+
 @pytest.mark.parametrize("name", ["metrics.csv", "clients.csv", "classes.csv"])
 def test_a_pipe_is_refused_without_waiting(name: str, path: Path, tmp_path: Path) -> None:
     shutil.copytree(path, tmp_path / "x")

@@ -120,6 +120,15 @@ def test_tables_have_as_many_cells_as_columns() -> None:
             assert len(cells) == 1, path.name
 
 
+@pytest.mark.parametrize("name", [name for name in PLUGINS if name != "dp"])
+def test_the_value_that_a_page_names_for_off_is_off(name: str) -> None:
+    text = (FOLDER / f"{name}.md").read_text()
+    key, value = re.findall(r"`[\w-]+\.([\w-]+)` = `auto` is .* it is off, `([\w-]+)`", text)[0]
+    field = next(f for f in options(PLUGINS[name]) if f.name == key.replace("-", "_"))
+    off: Any = {field.name: value if isinstance(field.default, str) else float(value)}
+    assert PLUGINS[name](**off).is_off
+
+
 def test_the_api_page_has_all_public_names() -> None:
     """That each can be imported is checked by sphinx-build."""
     named = re.findall(r"^\.\. auto\w+:: (\S+)$", (FOLDER.parent / "api.md").read_text(), re.M)

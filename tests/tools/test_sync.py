@@ -15,7 +15,8 @@ from fedaccord.strategies import BUILT_IN
 WRITTEN = (
     *("pyproject.toml", "README.md", "docs/methods", "docs/metrics.md"),
     *("docs/results/reproduction.md", "docs/results/reproduction.csv"),
-    *("fedaccord/strategies/__init__.py", "fedaccord/experiments/analysis/options.json"),
+    *("fedaccord/strategies/__init__.py", "fedaccord/plugins/__init__.py"),
+    "fedaccord/experiments/analysis/options.json",
 )
 
 
@@ -67,6 +68,7 @@ def test_stale_files_are_named_and_then_written(
         ("docs/methods/fedinit.md", "relaxed", "tense"),
         ("docs/results/reproduction.md", "82.52", "83.52"),
         ("fedaccord/strategies/__init__.py", "FedAvg as FedAvg", "FedAvg as FedAverage"),
+        ("fedaccord/plugins/__init__.py", "SAM as SAM", "SAM as Sam"),
         ("fedaccord/experiments/analysis/options.json", '"num-clients": [20', '"num-clients": [21'),
     ):
         text = (copy / name).read_text()
@@ -77,7 +79,7 @@ def test_stale_files_are_named_and_then_written(
     files = ["README.md", "docs/methods/fedinit.md", "docs/methods/gone.md"]
     files += ["docs/methods/sam.md", "docs/results/reproduction.md"]
     files += ["fedaccord/experiments/analysis/options.json"]
-    files += ["fedaccord/strategies/__init__.py", "pyproject.toml"]
+    files += ["fedaccord/plugins/__init__.py", "fedaccord/strategies/__init__.py", "pyproject.toml"]
 
     assert run(monkeypatch, "--check") == 1
     lines = capsys.readouterr().out.splitlines()

@@ -19,7 +19,7 @@ class Spread(NamedTuple):
     """Mean and standard deviation of numbers of several runs."""
 
     mean: float  # NaN: there is none
-    std: float  # n - 1 in the denominator; NaN for a single number
+    std: float  # n - 1 in the denominator; NaN for a single number, or beside inf
     number: int
     is_share: bool = False  # displayed in percent
 
@@ -27,7 +27,8 @@ class Spread(NamedTuple):
     def of(values: Sequence[float], is_share: bool = False) -> "Spread":
         numbers = [value for value in values if not math.isnan(value)]
         mean = float(np.mean(numbers)) if numbers else math.nan
-        std = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else math.nan
+        several = len(numbers) > 1 and all(map(math.isfinite, numbers))
+        std = float(np.std(numbers, ddof=1)) if several else math.nan
         if std <= ROUNDING * abs(mean):
             std = 0.0  # equal numbers, whose mean was rounded
         return Spread(mean, std, len(numbers), is_share)

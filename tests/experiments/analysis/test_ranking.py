@@ -186,6 +186,7 @@ def test_equal_numbers_of_several_seeds_have_no_spread() -> None:
         assert Spread.of([value] * 3, is_share=True).std == 0.0
     assert text(Spread.of([0.1] * 3, is_share=True)) == "10.00 ± 0.00%"
     assert Spread.of([0.1, 0.1 + 1e-6]).std > 0
+    assert text(Spread.of([0.1, math.inf])) == "inf"  # without a warning of NumPy
 
 
 def test_the_best_row_is_first_and_rows_without_an_evaluation_last(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from fedaccord.experiments.sweep.trial import (
     mean,
     row_of,
 )
-from fedaccord.runs import named_contents
+from fedaccord.runs import directory, named_contents
 from fedaccord.runs.reader import read
 from tests.experiments.sweep.plans import RUN
 
@@ -163,6 +163,19 @@ def test_any_error_of_a_run_is_a_row_but_not_those_of_files(
         execute(job(tmp_path))
     assert row_of(job(tmp_path)) is None
     assert execute(job(tmp_path))["reason"] == "CUDA out of memory Tried to"
+
+
+def test_a_run_directory_that_cannot_be_made_ends_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk says nothing about the trial."""
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    monkeypatch.setattr(directory, "replace", full)
+    with pytest.raises(OSError, match=r"^out-dir: cannot write to .*No space left"):
+        execute(job(tmp_path))
+    assert row_of(job(tmp_path)) is None
+    monkeypatch.undo()
+    assert execute(job(tmp_path))["status"] == "completed"
 
 
 def test_a_trial_has_no_warnings_and_leaves_the_level_of_other_threads(
