@@ -85,11 +85,11 @@ def check_fit(
 
 def check_kept(model: FlatModel, inputs: Any, precision: str) -> None:
     """Raise ValueError, in one line, as `FlatModel.check_kept`, for a pass in training mode."""
-    hashes = model.frozen_hashes()
+    before = model.frozen_checksums()
     with torch.no_grad(), seeded(0), suppress(Exception):  # as of BatchNorm with one sample
         model.train()
         forward(model, inputs, precision)
-    model.check_kept(hashes)
+    model.check_kept(before)
     model.load(model.w)
 
 

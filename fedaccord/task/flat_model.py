@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -177,20 +178,19 @@ class FlatModel:
             self._hold(torch.empty_like(self.w))
         self.w.copy_(w)
 
-    def check_kept(self, hashes: Mapping[str, str] | None = None) -> None:
+    def check_kept(self, checksums: Mapping[str, int] | None = None) -> None:
         """Raise ValueError if a forward pass has changed a frozen tensor, or has put another one
-        in the place of a parameter's data. hashes: of the frozen tensors before that pass, which
-        also show changes through ``.data``."""
+        in the place of a parameter's data. checksums: of the frozen tensors before that pass,
+        which also show changes through ``.data``."""
         changed = [
             name
             for name, tensor in self.frozen.items()
             if tensor._version != self._versions[name]
             or storage_of(tensor) != storage_of(self._kept[name])
         ]
-        if hashes is not None:
-            changed += [
-                name for name, after in self.frozen_hashes().items() if after != hashes[name]
-            ]
+        if checksums is not None:
+            after = self.frozen_checksums()
+            changed += [name for name in after if after[name] != checksums[name]]
         if changed:
             raise ValueError(
                 f"model: expected the frozen {changed[0]} to keep its values, a forward pass "
@@ -327,6 +327,10 @@ class FlatModel:
         """The client's own parameters, then its own buffers."""
         return [*self.local_names, *self._local]
 
+    def frozen_checksums(self) -> dict[str, int]:
+        """Of the values of each frozen tensor, by name; faster than `frozen_hashes`."""
+        return {name: zlib.crc32(_bytes(tensor)) for name, tensor in self.frozen.items()}
+
     def frozen_hashes(self) -> dict[str, str]:
         """A digest of each frozen tensor's dtype, shape and values, by name."""
         return {name: digest(tensor) for name, tensor in self.frozen.items()}
@@ -362,9 +366,13 @@ def flat_model(
 
 def digest(tensor: Tensor) -> str:
     """16 hexadecimal digits of a hash of dtype, shape and values."""
-    values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     head = f"{tensor.dtype} {tuple(tensor.shape)} ".encode()
-    return hashlib.blake2b(head + values.tobytes(), digest_size=8).hexdigest()
+    return hashlib.blake2b(head + _bytes(tensor).tobytes(), digest_size=8).hexdigest()
+
+
+def _bytes(tensor: Tensor) -> Any:
+    """Its values as a NumPy array of bytes, without a copy on the host."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _views(vector: Tensor, like: Iterable[Tensor]) -> list[Tensor]:
