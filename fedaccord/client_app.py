@@ -65,7 +65,7 @@ def _layout(
     try:
         _check_node(context)
         return task_of(context).model(settings).layout
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         node = context.node_config
         key = next(key for key in (PARTITION_ID, *OWN_DATA) if key in node)
         raise ValueError(f"{key}={node[key]}: {error}") from None

@@ -251,7 +251,8 @@ def run_of(
     if method.device_profile != NONE and fleet.place == IN_PROCESS:
         up = upload_bytes(method.cost, method.client_half(), model.w)
         simulated = devices(method.device_profile, method.seed, fleet.num_clients)
-        more["clock"] = Clock(simulated, task.num_examples, up, method.cost.gradients)
+        samples = task.num_examples, task.samples_of_step
+        more["clock"] = Clock(simulated, *samples, up, method.cost.gradients)
     if method.evaluation != "clients":
         more["evaluate"] = evaluate
         more["evaluate_output"] = evaluate_train if eval_train else None

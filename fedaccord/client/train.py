@@ -14,6 +14,7 @@ from fedaccord.client import secure
 from fedaccord.client.node_limits import is_simulated
 from fedaccord.core.client_half import WithLocal
 from fedaccord.core.metrics import PERSONAL
+from fedaccord.core.options import plain
 from fedaccord.core.privacy import guarantee_of
 from fedaccord.core.request import (
     EvaluateRequest,
@@ -39,7 +40,7 @@ from fedaccord.task.losses import checked
 from fedaccord.task.solver import Loss, Passes, SequentialSolver
 from fedaccord.wire import records
 from fedaccord.wire.handshake import answer_handshake
-from fedaccord.wire.instruction import is_handshake, read_instruction, shapes_text
+from fedaccord.wire.instruction import is_handshake, is_ours, read_instruction, shapes_text
 from fedaccord.wire.messages import (
     EXAMPLES,
     read_evaluate_request,
@@ -97,7 +98,9 @@ def train_locally(
     Raises ValueError on a message, a model or data that do not fit together; Flower sends that to
     the server as an error reply, and the client's state stays as it was.
     """
-    batch_format, loss = BatchFormat(forward, targets), checked(loss)
+    batch_format, loss, examples = BatchFormat(forward, targets), checked(loss), plain(examples)
+    if examples is not None and (type(examples) is not int or examples < 1):
+        raise ValueError(f"examples: expected an integer from 1, got {examples!r}")
     if is_handshake(message):
         if not isinstance(batches, Iterator):  # their errors appear before round 1
             for batch in islice(batches, 1):
@@ -132,6 +135,11 @@ def evaluate_locally(
     default accuracy for class labels.
     Raises ValueError if the message is of another kind or requests a model that the client lacks.
     """
+    if not is_ours(message):
+        raise ValueError(
+            "expected a message of a strategy with evaluation='clients' or 'both', or with "
+            "personal models, got one of another: choose that, or reply with your own metrics"
+        )
     flat = flat_model(model, read_instruction(message).model_settings, forward=forward)
     data = Data(flat, batches, checked(loss), metrics=metrics, format=BatchFormat(forward, targets))
     return reply_to_evaluation(message, ContextStore(context), data)

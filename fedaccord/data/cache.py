@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 import uuid
 import zlib
@@ -62,9 +63,9 @@ def _size_and_time(entry: str) -> tuple[str, int, int]:
 
 def read(path: Path, name: str) -> Dataset | None:
     """Map a cache file; None if there is none, or it is damaged."""
-    if not path.is_file():  # a pipe would block
-        return None
     try:
+        if not path.is_file():  # a pipe would block
+            return None
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
@@ -103,28 +104,33 @@ def write(path: Path, data: Decoded, scale: tuple[PerChannel, PerChannel] | None
     numbers = {"classes": data.classes, "mean": mean, "std": std, "vocabulary": data.vocabulary}
     facts = json.dumps(numbers | {"class_names": data.class_names})
     metadata = {"facts": facts, "checksum": _checksum(facts, of_tensors(tensors))}
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # safetensors has files of its own
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():  # a rename does not replace it
             raise IsADirectoryError(f"{path} is a folder: remove it")
-        save_file(tensors, part, metadata=metadata)
-        part.replace(path)
+        part.mkdir()
+        usual, file = part / "usual", part / path.name
+        usual.touch()
+        save_file(tensors, file, metadata=metadata)
+        file.chmod(usual.stat().st_mode)  # not safetensors', for the owner alone
+        file.replace(path)
     except (OSError, SafetensorError) as error:
-        if path.parent.is_dir():
-            part.unlink(missing_ok=True)
         raise ValueError(
             f"the cache folder {path.parent} cannot be written ({error}): set FEDACCORD_CACHE to "
             "a writable folder with enough space"
         ) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def remove_abandoned(folder: Path) -> None:
     """Remove the parts of files whose writers were killed."""
     for part in folder.glob(".*.safetensors.*"):
         with suppress(OSError):  # another process removes it too, or it is not ours
-            if time.time() - part.stat().st_mtime > ABANDONED:
-                part.unlink()
+            latest = max(each.stat().st_mtime for each in (part, *part.glob("*"), *part.glob(".*")))
+            if time.time() - latest > ABANDONED:
+                shutil.rmtree(part) if part.is_dir() else part.unlink()
 
 
 def _checksum(facts: str, samples: str) -> str:

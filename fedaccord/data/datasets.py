@@ -56,6 +56,19 @@ def load(name: str, data_dir: str = "", reading: ReadOptions = USUAL) -> Dataset
     The result of a function is not cached.
     Raises FileNotFoundError if the data is missing and ValueError if it is not as expected.
     """
+    try:
+        data = _load(name, data_dir, reading)
+    except PermissionError as error:
+        raise ValueError(
+            f"data-dir: expected files and folders that can be read, got {error.filename} "
+            f"({error.strerror}): change its permissions"
+        ) from error
+    if wrong := [each for each in data.class_names if not _is_text(each)]:
+        raise ValueError(f"{name}: expected names of classes in UTF-8, got {wrong[0]!a}: rename it")
+    return data
+
+
+def _load(name: str, data_dir: str, reading: ReadOptions) -> Dataset:
     kind = kind_of(name)
     if (size := reading.image_size) and "image_size" not in kind.reads:
         resized = " or ".join(name for name, kind in DATASETS.items() if "image_size" in kind.reads)
@@ -104,6 +117,15 @@ def _locate(name: str, data_dir: str, reading: ReadOptions) -> tuple[Source, Pat
     source = kind.find(root, reading)
     settings = {setting: getattr(reading, setting) for setting in kind.reads}
     return source, folder / f"{name}-{fingerprint(source.paths, settings)}.safetensors"
+
+
+def _is_text(name: str) -> bool:
+    """Whether it can be written; a file's name may have any bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _absolute(data_dir: str) -> Path:

@@ -65,8 +65,10 @@ def from_function(name: str, data_dir: str, reading: ReadOptions) -> Dataset:
 
 def _from_function(name: str, data_dir: str, reading: ReadOptions) -> Dataset:
     path = FUNCTIONS.path(name)
-    content = named.call("dataset", path, {"data_dir": data_dir})
-    if data_dir and "data_dir" not in inspect.signature(named.load("dataset", path)).parameters:
+    takes = inspect.signature(named.function("dataset", path)).parameters.get("data_dir")
+    own_default = takes and takes.default is not inspect.Parameter.empty and not data_dir
+    content = named.call("dataset", path, {} if own_default else {"data_dir": data_dir})
+    if data_dir and not takes:
         log.warning("data-dir=%s has no effect: %s has no parameter data_dir", data_dir, path)
     try:
         return _dataset(name, content, reading)
@@ -101,7 +103,7 @@ def _dataset(name: str, content: Any, reading: ReadOptions) -> Dataset:
         test = train._replace(x=train.x[:0], y=train.y[:0])
     else:
         test = split_of(test)
-    vocabulary = _count("vocabulary", content.get("vocabulary", 0))
+    vocabulary = _count("vocabulary", _plain(content.get("vocabulary", 0)))
     if isinstance(train.x, list) and isinstance(test.x, list):
         tokenizer = tokenizer_of(reading.tokenizer)
         vocabulary = tokenizer.size
@@ -130,9 +132,16 @@ def _dataset(name: str, content: Any, reading: ReadOptions) -> Dataset:
             )
     y_train, y_test = _targets(train.y), _targets(test.y)
     names = train.class_names
-    classes = content.get("classes", len(names) or None)
+    if test.class_names not in ((), names):
+        raise ValueError(
+            f"expected the classes of test as those of train, {', '.join(names)}, got "
+            f"{', '.join(test.class_names)}"
+        )
+    classes = _plain(content.get("classes", len(names) or None))
     if isinstance(classes, list | tuple):
         names, classes = tuple(map(str, classes)), len(classes)
+    if names and classes != len(names):
+        raise ValueError(f"expected classes={len(names)}, of which there are names, got {classes}")
     if y_train.is_floating_point():
         if classes:
             raise ValueError("expected integer labels with classes, got float targets: convert one")
@@ -141,6 +150,8 @@ def _dataset(name: str, content: Any, reading: ReadOptions) -> Dataset:
     else:
         labels = torch.cat([y_train.flatten(), y_test.flatten()])
         top = int(labels.max())
+        if top == IGNORED:
+            raise ValueError(f"expected labels from 0 on, got {IGNORED} alone")
         wrong, ignored = labels[labels < 0], ""
         if y_train.ndim > 1:
             wrong, ignored = negative(labels), f", or {IGNORED} for ignored ones"
@@ -172,9 +183,14 @@ def _dataset(name: str, content: Any, reading: ReadOptions) -> Dataset:
     )
 
 
+def _plain(value: Any) -> Any:
+    """Of NumPy's and PyTorch's as of Python."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def _owners(clients: Any, samples: int) -> Tensor:
     """(n,) the client of each sample, from 0 on, of names or numbers."""
-    names = clients.tolist() if hasattr(clients, "tolist") else [*clients]
+    names = [*map(_plain, _plain(clients))]
     if wrong := [name for name in names if type(name) not in (int, str)]:
         raise ValueError(f"expected client as integers or names, got {wrong[0]!r}")
     if len(names) != samples:
@@ -201,7 +217,7 @@ def _augmentation(function: Any, inputs: Tensor) -> Augmentation | None:
             )
         return result
 
-    augment(inputs, torch.Generator().manual_seed(0))
+    augment(inputs.clone(), torch.Generator().manual_seed(0))  # it may work in place
     return augment
 
 
@@ -242,14 +258,12 @@ def _check(train: Split, test: Split) -> None:
                 f"expected a target for each of one or more inputs of {split}, got {len(part.x)} "
                 f"inputs and {len(part.y)} targets"
             )
-        if (
-            isinstance(part.x, Tensor)
-            and part.x.is_floating_point()
-            and not part.x.isfinite().all()
-        ):
-            raise ValueError(f"expected finite inputs of {split}, got nan or inf")
-        if part.y.is_floating_point() and not part.y.isfinite().all():
-            raise ValueError(f"expected finite targets of {split}, got nan or inf")
+        for what, values in (("inputs", part.x), ("targets", part.y)):
+            floats = isinstance(values, Tensor) and values.is_floating_point()
+            if floats and not values.float().isfinite().all():  # type: ignore[union-attr]
+                raise ValueError(
+                    f"expected finite {what} of {split}, got nan, inf or beyond float32"
+                )
         if isinstance(part.x, Tensor) and part.x.dtype == torch.uint8 and part.x.ndim != 4:
             raise ValueError(
                 "expected uint8 images (n, h, w[, channels]) or tensors (n, channels, h, w), or "

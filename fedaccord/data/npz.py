@@ -25,12 +25,12 @@ from fedaccord.data.kind import (
     number_owners,
     warn_if_whole,
 )
+from fedaccord.data.samples import CHANNELS
 
 log = logging.getLogger("flwr")  # what a run prints
 
 TEST = ARRAYS[2:]
 MAX_CLASSES = 1_000_000  # more is a mistake: the model would not fit into memory
-CHANNELS = 4  # at most, of an image
 
 Array = NDArray[Any]
 

@@ -49,10 +49,11 @@ def read(file: str, num_clients: int, num_samples: int) -> list[Ints]:
 
 
 def _parse(file: str) -> Any:
+    path = Path(file).expanduser()
     try:
-        if Path(file).exists() and not Path(file).is_file():  # a pipe would block
+        if path.exists() and not path.is_file():  # a pipe would block
             raise ValueError("not a file")
-        return json.loads(Path(file).read_text(encoding="utf-8-sig"), object_pairs_hook=_each_once)
+        return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_each_once)
     except OSError as error:
         raise ValueError(
             f"partition-file: cannot read {file!r} ({error.strerror}); check the path"

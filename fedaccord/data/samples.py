@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 IGNORED = -100  # the target that cross-entropy ignores
+CHANNELS = 4  # of an image, at most
 LABELS = ("label", "labels", "target", "targets", "y")  # names of the target column
 
 
@@ -117,14 +118,28 @@ def _plain(values: Any) -> Any:
 
 
 def _inputs(x: Any) -> Tensor | list[str]:
-    if not is_array(x) and len(x) and isinstance(x[0], str):
-        return [*x]
+    if not isinstance(x, Tensor) and len(x) and isinstance(x[0], str):
+        return [*map(str, x)]
     if isinstance(x, Tensor) or (not is_array(x) and len(x) and isinstance(x[0], Tensor)):
         return _tensor(x)
     array = _array(x)
+    if array.ndim == 4:
+        _, first, _, last = array.shape
+        is_first = first <= CHANNELS < min(array.shape[2:])
+        is_last = last <= CHANNELS < min(array.shape[1:3])
+        if (array.dtype == np.uint8 and is_first) or (array.dtype.kind == "f" and is_last):
+            raise ValueError(
+                "expected images as uint8 (n, h, w[, channels]), or as floats "
+                f"(n, channels, h, w), got {array.dtype} {array.shape}: transpose them"
+            )
     if array.dtype == np.uint8 and array.ndim in (3, 4):  # images, channels last
         array = array[:, None] if array.ndim == 3 else array.transpose(0, 3, 1, 2)
-    return torch.from_numpy(np.ascontiguousarray(array))
+    return _from_numpy(array)
+
+
+def _from_numpy(array: Any) -> Tensor:
+    """Of memory of its own if the array may not be written, as a table's or a file's."""
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
 def _tensor(values: Any) -> Tensor:
@@ -134,16 +149,25 @@ def _tensor(values: Any) -> Tensor:
     if not is_array(values) and len(values) and isinstance(values[0], Tensor):
         stacked: Tensor = _stacked(torch.stack, values)
         return stacked
-    return torch.from_numpy(np.ascontiguousarray(_array(values)))
+    return _from_numpy(_array(values))
 
 
 def _array(values: Any) -> Any:
     """Also of images, as PIL has them."""
     if not isinstance(values, np.ndarray):
-        values = _stacked(np.stack, [np.asarray(value) for value in values])
+        values = _stacked(np.stack, [np.asarray(_pixels(value)) for value in values])
+    if isinstance(values, np.ma.MaskedArray):
+        raise ValueError("expected numbers, got a masked array: fill it, as by filled()")
     if values.dtype.kind not in "biuf":
         raise ValueError(f"expected numbers, of labels integers from 0 on, got {values.dtype}")
     return values
+
+
+def _pixels(value: Any) -> Any:
+    """An image of a palette or of single bits, as PIL has them, in 8 bits a channel."""
+    modes = {"P": "RGB", "1": "L"}
+    mode = getattr(value, "mode", None)
+    return value.convert(modes[mode]) if mode in modes else value
 
 
 def _stacked(stack: Any, values: Sequence[Any]) -> Any:

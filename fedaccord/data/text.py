@@ -157,6 +157,11 @@ def _records(path: Path, file: Any) -> Iterator[Any]:
 def _row(path: Path, number: int, values: Any) -> Row:
     fields = values if isinstance(values, dict) else {}
     text, label = fields.get("text"), fields.get("label")
+    if None in fields:
+        raise ValueError(
+            f"text: expected as many fields in row {number} of {path} as columns, got more: quote "
+            "texts with commas"
+        )
     if not isinstance(text, str) or not isinstance(label, str | int) or label == "":
         columns = ", ".join(map(repr, [name for name in fields if name is not None][:8]))
         raise ValueError(

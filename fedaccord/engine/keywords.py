@@ -1,13 +1,14 @@
 """Arguments of calls in Python: run-config keys as keywords, and a model."""
 
 from collections.abc import Callable, Mapping
+from operator import index
 from types import MappingProxyType
 from typing import Any
 
 from torch import nn
 
 from fedaccord.config import RunConfig
-from fedaccord.core.options import key_of
+from fedaccord.core.options import key_of, plain
 from fedaccord.data.seeding import seeded
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.hints import UnknownKey
@@ -78,3 +79,20 @@ def module_of(model: Any, seed: int) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise ValueError(f"{wanted}, got a function that returns {type(module).__name__}")
     return module
+
+
+def cohorts_of(participation: Any) -> list[list[int]]:
+    """The clients of each round. Raises ValueError, in one line, for anything else, as masks."""
+    try:
+        return [[*map(_client, cohort)] for cohort in participation]
+    except TypeError:
+        raise ValueError(
+            "participation: expected a share of the clients, or the clients of each round, as "
+            f"[[0, 2], [1]], got {participation!r:.80}"
+        ) from None
+
+
+def _client(i: Any) -> int:
+    if isinstance(plain(i), bool):
+        raise TypeError
+    return index(i)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedaccord.config import RunConfig
@@ -126,6 +127,8 @@ def _check_tensors(what: str, samples: Any, first: Any) -> None:
                 f"{what}: expected tensors, got {kind}; use torch.as_tensor({numbers})"
             )
     x, y = samples
+    if x.layout is not torch.strided or y.layout is not torch.strided:
+        raise ValueError(f"{what}: expected dense tensors, got a sparse one; give its to_dense()")
     if x.is_inference() or y.is_inference():
         raise ValueError(
             f"{what}: expected tensors that a gradient can be computed with, got one made under "

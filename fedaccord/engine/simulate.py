@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from operator import index
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from fedaccord.engine.checks import check_examples, load_checked
 from fedaccord.engine.faults import Faults, FaultyFleet
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.engine.history import History, Recorder
-from fedaccord.engine.keywords import keys_of, make_config, module_of
+from fedaccord.engine.keywords import cohorts_of, keys_of, make_config, module_of
 from fedaccord.engine.own_task import own_task
 from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
@@ -241,17 +240,11 @@ def simulate(
     method = None if isinstance(algo, str) else algo
     values, cohorts = keys_of(keys), None
     settings: dict[str, Any] = {"num-server-rounds": rounds, "vectorize": vectorize}
-    participation = plain(participation)
-    if isinstance(participation, (int, float)):
-        settings["fraction-train"] = float(participation)
-    elif participation is not None:
-        try:
-            cohorts = [[*map(index, cohort)] for cohort in participation]
-        except TypeError:
-            raise ValueError(
-                "participation: expected a share of the clients, or the clients of each round, as "
-                f"[[0, 2], [1]], got {participation!r:.80}"
-            ) from None
+    who: Any = plain(participation)
+    if isinstance(who, int | float) and not isinstance(who, bool):
+        settings["fraction-train"] = float(who)
+    elif who is not None:
+        cohorts = cohorts_of(who)
     if record not in ("metrics", "weights"):
         raise ValueError(f"record: expected 'metrics' or 'weights', got {record!r}")
     if dtype is not None:
@@ -263,6 +256,9 @@ def simulate(
         raise TypeError(why)
     if method is None:
         settings["algo"] = algo
+        kind = METHODS.get(str(algo))
+        if cohorts is not None and kind is not None and kind.all_clients:
+            settings["fraction-train"] = 1.0  # whether the cohorts have all is checked
     if isinstance(model, str):
         settings["model"] = model
     if isinstance(loss, str):

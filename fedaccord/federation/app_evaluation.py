@@ -79,6 +79,8 @@ class ClientEvaluation:
         if not contents:
             return None
         means = self.aggregate(contents, EXAMPLES)
+        if means is None:
+            return None
         words = ", ".join(f"{k} {v:.4g}" for k, v in means.items() if isinstance(v, (int, float)))
         log.info("[round %d] %d clients evaluate: %s", number, len(contents), words)
         return means

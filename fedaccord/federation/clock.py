@@ -45,12 +45,14 @@ class Clock:
         self,
         devices: Sequence[Device],
         examples: Callable[[int], int],
+        of_step: Callable[[int, int], float],
         up_bytes: float,
         gradients: float,
     ) -> None:
-        """examples: samples of a client; up_bytes: bytes of a reply that is not silent, without
+        """examples: samples of a client; of_step: those of a full batch of a client, by the batch
+        size of the settings; up_bytes: bytes of a reply that is not silent, without
         buffers of the model; gradients: those of a local step, as in `Cost`."""
-        self.devices, self._examples = devices, examples
+        self.devices, self._examples, self._of_step = devices, examples, of_step
         self._up_bytes, self._gradients = up_bytes, gradients
         self._always = all(not device.active for device in devices)
 
@@ -97,12 +99,12 @@ class Clock:
             else End(end, instruction.client)
         )
 
-    def _samples(self, instruction: TrainInstruction) -> int:
+    def _samples(self, instruction: TrainInstruction) -> float:
         """The number of samples that a visit's steps read, counting batches as full."""
-        examples = self._examples(instruction.client)
+        client = instruction.client
         if not instruction.local_steps:
-            return instruction.local_epochs * examples
-        return instruction.local_steps * min(instruction.batch_size or examples, examples)
+            return instruction.local_epochs * self._examples(client)
+        return instruction.local_steps * self._of_step(client, instruction.batch_size)
 
     def round(
         self, requests: Sequence[TrainRequest], now: float, wanted: int, deadline: float

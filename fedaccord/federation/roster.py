@@ -236,7 +236,8 @@ class Roster:
         if self.layout and (difference := self.layout.difference(layout)):
             raise ValueError(
                 f"{difference}: build the same model on server and clients, with frozen tensors "
-                "from the same file or seed"
+                "from the same file or seed, and leave out of initial_arrays what is frozen, tied, "
+                "or a buffer that is not averaged"
             )
         self.layout = layout  # with the digests, which the server may lack
 
@@ -356,7 +357,8 @@ def _why(line: str) -> str:
     if not KEY_ERROR.fullmatch(line):
         return line
     return (
-        f"its ClientApp looked for {line.removeprefix('KeyError: ')} in the first message, which "
-        "asks which client it is and holds no model: return fedaccord.train_locally(message, "
-        "context, model=..., batches=...) from @app.train(), which answers it, and trains later"
+        f"its ClientApp looked for {line.removeprefix('KeyError: ')}; if that is a record of the "
+        "first message, this one asks which client it is and holds no model: return "
+        "fedaccord.train_locally(message, context, model=..., batches=...) from @app.train(), "
+        "which answers it, and trains later"
     )

@@ -284,7 +284,7 @@ class Run:
     def _evaluated(self, s: RoundState, result: Result) -> tuple[dict[str, Any], list[Any]]:
         """Metrics of the server and of the clients, and the latter's rows."""
         values = evaluate_at_server(self.session, s, self._evaluate, self._evaluate_output)
-        if self._evaluate:
+        if values:
             result.evaluate_metrics_serverapp[s.t] = MetricRecord(dict(values))
         evaluation = evaluate_at_clients(self.session, s, self.timeout)
         if evaluation.metrics:

@@ -124,8 +124,15 @@ class FederatedStrategy(Method, Strategy, ABC):
         do not connect or too many rounds fail in a row.
         """
         num_rounds, timeout = plain(num_rounds), plain(timeout)
-        if type(num_rounds) is not int:
-            raise ValueError(f"num_rounds: expected an integer, got {num_rounds!r}")
+        if type(num_rounds) is not int or num_rounds < 0:
+            raise ValueError(f"num_rounds: expected an integer from 0, got {num_rounds!r}")
+        if timeout is not None and (type(timeout) not in (int, float) or not timeout > 0):
+            raise ValueError(f"timeout: expected seconds above 0, or None, got {timeout!r}")
+        if not isinstance(initial_arrays, ArrayRecord):
+            raise ValueError(
+                "initial_arrays: expected an ArrayRecord, as ArrayRecord(model.state_dict()), got "
+                f"a {type(initial_arrays).__name__}"
+            )
         key = self.configrecord_key
         fleet = MessageFleet(grid, train_config, config_key=key, evaluate_config=evaluate_config)
         evaluate_on_clients = ClientEvaluation(
@@ -147,11 +154,11 @@ class FederatedStrategy(Method, Strategy, ABC):
                 (evaluated, self.evaluate_metrics_aggr_fn, measured(round.evaluations)),
             ):
                 replies = [RecordDict({METRICS: MetricRecord(row)}) for row in rows]
-                if function and replies:
-                    metrics_of[number] = function(replies, EXAMPLES)
+                if function and replies and (metrics := function(replies, EXAMPLES)) is not None:
+                    metrics_of[number] = metrics
             due = number and run.is_evaluated(number) and not run.session.asks_clients
-            if due and (metrics := evaluate_on_clients(number, run.output())):
-                evaluated[number] = metrics
+            if due and (means := evaluate_on_clients(number, run.output())):
+                evaluated[number] = means
 
         def evaluate(number: int, w: Vector, buffers: Vector | None) -> Mapping[str, Any]:
             assert evaluate_fn is not None

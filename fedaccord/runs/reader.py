@@ -58,7 +58,7 @@ def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
         except ValueError as error:
             lines.append(str(error))
     if not runs:
-        raise ValueError(lines[0])
+        raise ValueError(lines[0] if lines else "expected run directories, got none")
     return runs, lines
 
 

@@ -229,7 +229,8 @@ class DisPFL(DFedAvg):
     def aggregate_nodes(
         self, w: Vector, ups: Up, state: Any, cohort: Cohort, network: Network
     ) -> tuple[Vector, Any]:
-        models, masks = cohort.mean(ups.w), cohort.mean(ups.mask)
+        masks = cohort.mean(ups.mask).clamp(0, 1)  # whatever a node sends
+        models = cohort.mean(ups.w) * masks
         bits = 1 / (8 * w.element_size())  # a bit per parameter, in vectors of d
         network.send(masks.mean(1) + bits)
         total, count = network.total(models), network.total(masks)

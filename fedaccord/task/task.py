@@ -156,6 +156,15 @@ class Task:
     def num_examples(self, client: int) -> int:
         return self.clients.size(client)
 
+    def samples_of_step(self, client: int, batch_size: int) -> float:
+        """How many samples a full batch has; of a function's batches the mean of a pass."""
+        if isinstance(self.clients, SourceClients):
+            source = self.clients.sources[client]
+            if isinstance(source, FunctionSource):
+                return source.size / source.number
+        size = self.num_examples(client)
+        return min(batch_size or size, size)
+
     def train_batches(
         self, client: int, round: int, batch_size: int, seed: int, dtype: torch.dtype
     ) -> "TrainBatches | SourceBatches":

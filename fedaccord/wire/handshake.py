@@ -65,6 +65,8 @@ def answer_handshake(
                 'start the SuperNode with --node-config "partition-id=0 num-partitions=3", or with '
                 "its own data by data-dir"
             )
+        if key == NUM_PARTITIONS and value < 1:
+            raise ValueError(f"expected {key} from 1 in this node's config, got {value}")
         values[key] = value
     metrics = MetricRecord(dict[str, int | float | list[int] | list[float]](values))
     content = RecordDict({METRICS: metrics})

@@ -61,6 +61,11 @@ def _write_common(instruction: TrainInstruction) -> str:
     return json.dumps({VERSION: PROTOCOL, **fields, "half": dumps(instruction.half)})
 
 
+def is_ours(message: Message) -> bool:
+    """Whether it has an instruction."""
+    return INSTRUCTION in config_of(message.content, CONFIG)
+
+
 def read_instruction(message: Message) -> TrainInstruction:
     """Raises ValueError, in one line, for a message of no FedAccord strategy."""
     config = config_of(message.content, CONFIG)

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -158,13 +159,35 @@ def test_parts_of_killed_writers_are_removed(folder: Path) -> None:
     load("digits")
     (file,) = folder.iterdir()
     old, new = (folder / f".digits-0.safetensors.{name}" for name in ("old", "new"))
-    foreign = folder / ".notes"
-    for path in (old, new, foreign):
+    earlier, foreign = folder / ".digits-0.safetensors.file", folder / ".notes"
+    for path in (old, new):
+        path.mkdir()
+    halves = [old / ".tmpA", new / ".tmpB"]  # safetensors' own
+    for path in (*halves, earlier, foreign):
         path.write_bytes(b"half of it")
-    for path in (old, foreign, file):
+    for path in (*halves[:1], old, new, earlier, foreign, file):
         os.utime(path, (0, 0))
     load("digits")
     assert set(folder.iterdir()) == {file, new, foreign}
+
+
+def test_a_cache_file_may_be_read_by_whom_the_umask_says(folder: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        load("digits")
+    finally:
+        os.umask(before)
+    (file,) = folder.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_folder_without_permission_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = Mock(side_effect=PermissionError(13, "Permission denied", "/data/train"))
+    monkeypatch.setattr(datasets, "_locate", closed)
+    with pytest.raises(
+        ValueError, match=r"^data-dir: .* got /data/train \(Permission denied\): ch"
+    ):
+        load("npz", "/data")
 
 
 def test_a_disk_that_returns_other_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

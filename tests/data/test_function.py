@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -204,6 +205,116 @@ def test_an_augmentation_changes_the_inputs_of_local_steps_alone() -> None:
     assert all(torch.allclose(one[name], many[name], rtol=1e-5) for name in one)
 
 
+def made(monkeypatch: pytest.MonkeyPatch, content: Any) -> Dataset:
+    monkeypatch.setattr(own, "made", lambda: content, raising=False)
+    return of("made")
+
+
+X, Y = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, 2, 0])
+
+
+def test_an_augmentation_in_place_changes_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.from_numpy(X.copy())
+    content = {"train": (x, Y), "augment": lambda x, generator: x.add_(1)}
+    data = made(monkeypatch, content)
+    assert torch.equal(data.x_train, torch.from_numpy(X))
+    assert data.checksum == made(monkeypatch, content).checksum
+
+
+@pytest.mark.filterwarnings("error")
+def test_arrays_that_may_not_be_written_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = X.copy()
+    x.setflags(write=False)
+    data = made(monkeypatch, {"train": (x, Y)})
+    data.x_train.add_(1)
+    assert (x == X).all()
+
+
+def test_values_of_numpy_are_as_those_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = {"classes": Y.max() + 2, "client": [np.int64(i) for i in (3, 3, 5, 5)]}
+    data = made(monkeypatch, {"train": (X, Y)} | numbers)
+    assert data.classes == 4
+    assert data.owners is not None
+    assert data.owners.tolist() == [0, 0, 1, 1]
+    names = np.array(["a", "b", "c"])
+    assert made(monkeypatch, {"train": (X, Y), "classes": names}).class_names == ("a", "b", "c")
+    texts = np.array(["one", "two", "three", "four"])
+    assert made(monkeypatch, {"train": (texts, Y)}).vocabulary == 257
+
+
+class Palette:
+    """An image as PIL has it: an array of indices."""
+
+    mode = "P"
+
+    def convert(self, mode: str) -> Any:
+        return {"RGB": np.full((2, 2, 3), 200, np.uint8)}[mode]
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.zeros((2, 2), np.uint8)
+
+
+def test_an_image_of_a_palette_has_its_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = made(monkeypatch, {"train": ([Palette()] * 4, Y)})
+    assert data.x_train.shape == (4, 3, 2, 2)
+    assert (data.x_train == 200).all()
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ({"train": (X.astype(float) * 1e39, Y)}, "finite inputs of train, got .* float32"),
+        (
+            {"train": (X, np.array([0.0, 1.0, 2.0, 1e39]))},
+            "finite targets of train, .* float32",
+        ),
+        ({"train": (np.zeros((4, 3, 8, 8), np.uint8), Y)}, r"images as uint8 .* transpose them$"),
+        ({"train": (np.zeros((4, 8, 8, 3)), Y)}, "or as floats .n, channels, h, w., got float64"),
+        ({"train": (np.ma.masked_equal(X, 3), Y)}, "got a masked array: fill it"),
+        ({"train": (X, np.full((4, 2), -100))}, "labels from 0 on, got -100 alone"),
+    ],
+)
+def test_what_would_train_on_other_values_is_refused(
+    content: Any, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=rf"^dataset: .*expected .*{line}") as error:
+        made(monkeypatch, content)
+    assert "\n" not in str(error.value)
+
+
+def test_names_that_do_not_fit_the_labels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Columns(list[Any]):
+        column_names = ("x", "label")
+
+        def __init__(self, names: str) -> None:
+            super().__init__(range(4))
+            self.features = {"x": None, "label": SimpleNamespace(names=[*names])}
+
+        def __getitem__(self, name: Any) -> Any:
+            return {"x": X, "label": Y}[name]
+
+    assert made(monkeypatch, {"train": Columns("abc"), "test": Columns("abc")}).classes == 3
+    with pytest.raises(ValueError, match="classes of test as those of train, a, b, c, got b, a, c"):
+        made(monkeypatch, {"train": Columns("abc"), "test": Columns("bac")})
+    with pytest.raises(ValueError, match="classes=3, of which there are names, got 5"):
+        made(monkeypatch, {"train": Columns("abc"), "test": Columns("abc"), "classes": 5})
+    with pytest.raises(ValueError, match=r"names of classes in UTF-8, got '\\udcff': rename it"):
+        made(monkeypatch, {"train": (X, Y), "classes": ["a", "b", "\udcff"]})
+
+
+def test_a_function_may_have_a_data_dir_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+
+    def make(data_dir: str = "/mine") -> Any:
+        given.append(data_dir)
+        return {"train": (X, Y)}
+
+    monkeypatch.setattr(own, "made", make, raising=False)
+    of("made")
+    of("made", "/else")
+    assert given == ["/mine", "/else"]
+
+
 def test_integers_stay_integers() -> None:
     data = of("sequences")
     assert normalise(data.x_train, data, torch.float32).dtype == torch.int64
@@ -216,7 +327,7 @@ def test_integers_stay_integers() -> None:
         ("nothing", r"expected \(train, test\), or a mapping of train, .*, got a NoneType$"),
         ("uneven", "a target for each of one or more inputs of train, got 4 inputs and 3 targets"),
         ("other_inputs", r"inputs of train and test alike, got \(\(3,\), .* and \(\(2,\), torch"),
-        ("broken_inputs", "finite inputs of train, got nan or inf"),
+        ("broken_inputs", "finite inputs of train, got nan, inf or beyond float32"),
         ("raw_table", r"uint8 images \(n, h, w.*, or float features, got uint8 of \(4, 6\)"),
         ("names_of_classes", "expected numbers, of labels integers from 0 on, got <U1"),
         ("below_zero", "expected labels from 0 on, got -1"),

@@ -119,6 +119,7 @@ def test_what_is_decoded_depends_on_settings_and_files(tmp_path: Path) -> None:
         (TRAIN, {"tokenizer": "tests.own:tiny"}, "^tokenizer: .*the attribute vocab_size"),
         (TRAIN, {"tokenizer": "tests.none:f"}, "^tokenizer: expected a module"),
         ("text,label,client\na,0,\nb,1,x\n", {}, "a client for every training sample, got one w"),
+        ("text,label\na,0\nit costs 0,0,5,1\n", {}, "row 2 of .* got more: quote texts with"),
         ("text,label\nb,0\n" + "a" * 200_000 + ",1\n", {}, "UTF-8 csv .*: use .jsonl, which has"),
     ],
 )

@@ -513,7 +513,12 @@ def test_what_an_argument_sets_too_is_refused(more: dict[str, Any], line: str) -
         simulate("fedavg", **{**PLAIN, "dtype": None, **more})
 
 
-@pytest.mark.parametrize("form", ["half", [0, 1], [["0"]], [0.5]])
+MASK = [False, True, True]
+
+
+@pytest.mark.parametrize(
+    "form", ["half", [0, 1], [["0"]], [0.5], True, [MASK], [torch.tensor(MASK)], [np.array(MASK)]]
+)
 def test_a_participation_of_another_form_is_one_line(form: Any) -> None:
     with pytest.raises(ValueError, match=r"^participation: expected a share .*, got [^\n]+$"):
         history(participation=form)

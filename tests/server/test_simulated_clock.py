@@ -14,6 +14,9 @@ from fedaccord.federation.device_profiles import Device
 from fedaccord.federation.errors import FederationError
 from fedaccord.strategies import FedAvg, FedPD
 from fedaccord.strategies.fedpd import is_silent
+from fedaccord.task import Task
+from fedaccord.task.batches import PAIRS
+from fedaccord.task.sources import FunctionSource, SourceClients
 
 ONE = Device(seconds_per_sample=1.0, up=math.inf, down=math.inf)
 
@@ -32,7 +35,7 @@ def request(client: int, **more: Any) -> TrainRequest:
 def clock_of(seconds: list[float], **device: Any) -> Clock:
     """Client i needs so many seconds for a visit."""
     each = [ONE._replace(seconds_per_sample=s, **device) for s in seconds]
-    return Clock(each, lambda _: 1, 0, 1)
+    return Clock(each, lambda _: 1, lambda *_: 1, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +51,25 @@ def test_the_time_of_a_visit(settings: dict[str, int], samples: int) -> None:
     """latency + 40 bytes down + 2 gradients of the samples + 80 bytes up; w^0 and buffers travel
     too."""
     device = Device(seconds_per_sample=0.5, up=16.0, down=20.0, latency=3.0)
-    clock = Clock([device], lambda _: 6, up_bytes=80, gradients=2)
+    clock = Clock(
+        [device], lambda _: 6, lambda _, size: min(size or 6, 6), up_bytes=80, gradients=2
+    )
     assert clock.end(request(0, **settings), 100.0).seconds == 100 + 3 + 2 + 5 + samples
     more = request(0, **settings)._replace(w_init=torch.zeros(10), buffers=torch.zeros(4))
     assert clock.end(more, 100.0).seconds == 100 + 3 + 2 + 5 + samples + 2 + 16 / 20 + 16 / 16
+
+
+@pytest.mark.parametrize("size", [4, 20, 100])
+def test_the_batches_of_a_function_have_sizes_of_their_own(size: int) -> None:
+    """Three steps of 100 samples at one second each."""
+    x, y = torch.randn(100, 4), torch.arange(100) % 3
+    batches = [*zip(x.split(size), y.split(size), strict=True)]
+    clients = SourceClients([FunctionSource(lambda g: batches, PAIRS).counted()])
+    own = Task(lambda: torch.nn.Linear(4, 3), clients, None)
+    clock = Clock(
+        [Device(1.0, math.inf, math.inf, 0.0)], own.num_examples, own.samples_of_step, 0, 1
+    )
+    assert clock.end(request(0, local_steps=3, batch_size=50), 0.0).seconds == 3 * size
 
 
 def test_a_silent_round_uploads_nothing() -> None:
@@ -61,7 +79,13 @@ def test_a_silent_round_uploads_nothing() -> None:
         method = FedPD(p=0.5, seed=seed, fraction_train=1.0)
         assert (method.cost.down, method.cost.up) == (1, 1)
         like, half = torch.zeros(10), method.client_half()
-        clock = Clock([device], lambda _: 6, upload_bytes(method.cost, half, like), gradients=1)
+        clock = Clock(
+            [device],
+            lambda _: 6,
+            lambda _, size: min(size or 6, 6),
+            upload_bytes(method.cost, half, like),
+            gradients=1,
+        )
         visit = request(0)
         visit = visit._replace(instruction=visit.instruction._replace(half=half))
         silent = is_silent(0.5, seed, 0)
@@ -107,11 +131,13 @@ def test_a_device_that_goes_away(seconds: float) -> None:
 
 def test_a_round_begins_when_a_device_is_there() -> None:
     devices = [ONE._replace(active=((b, b + 5.0),), period=50.0) for b in (10.0, 12.0, 40.0)]
-    clock = Clock(devices, lambda _: 1, 0, 1)
+    clock = Clock(devices, lambda _: 1, lambda *_: 1, 0, 1)
     assert clock.available(range(3), 0.0) == ([0], 10.0)
     assert clock.available(range(3), 13.0) == ([0, 1], 13.0)
     assert clock.available(range(3), 46.0) == ([0], 60.0)
-    once = Clock([device._replace(period=0.0) for device in devices], lambda _: 1, 0, 1)
+    once = Clock(
+        [device._replace(period=0.0) for device in devices], lambda _: 1, lambda *_: 1, 0, 1
+    )
     with pytest.raises(FederationError, match=r"none of 3 clients .* after 46 simulated seconds"):
         once.available(range(3), 46.0)
 

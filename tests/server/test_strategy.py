@@ -1,5 +1,6 @@
 """The round loop: failing rounds, nodes that come and go, settings, metrics, evaluation."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -71,8 +72,26 @@ def test_the_number_of_rounds_may_be_numpys() -> None:
     with InProcessGrid(client_app(), C) as grid, quiet():
         result = strategy(Scaffold).start(grid, INITIAL, np.int64(2), timeout=np.float64(60))  # type: ignore[arg-type]
         assert [*result.train_metrics_clientapp] == [1, 2]
-        with pytest.raises(ValueError, match=r"^num_rounds: expected an integer, got 2\.5$"):
-            strategy(Scaffold).start(grid, INITIAL, 2.5)  # type: ignore[arg-type]
+        for number in (2.5, -1, True):
+            with pytest.raises(ValueError, match=rf"^num_rounds: expected .* got {number}$"):
+                strategy(Scaffold).start(grid, INITIAL, number)  # type: ignore[arg-type]
+        for timeout in (0, -1.0, math.nan, "5", True):
+            with pytest.raises(ValueError, match=r"^timeout: expected seconds above 0, or None, g"):
+                strategy(Scaffold).start(grid, INITIAL, 1, timeout=timeout)  # type: ignore[arg-type]
+        for arrays in ({"w": torch.zeros(3)}, None, [torch.zeros(3)]):
+            with pytest.raises(ValueError, match=r"^initial_arrays: expected an ArrayRecord, as"):
+                strategy(Scaffold).start(grid, arrays, 1)  # type: ignore[arg-type]
+
+
+def test_functions_of_metrics_may_return_none() -> None:
+    def none(*_: Any) -> None:
+        return None
+
+    functions: Any = {"train_metrics_aggr_fn": none, "evaluate_metrics_aggr_fn": none}
+    with InProcessGrid(client_app(), C) as grid, quiet():
+        result = strategy(Scaffold, **functions).start(grid, INITIAL, 2, evaluate_fn=none)
+    assert [*result.train_metrics_clientapp] == [1, 2]
+    assert not result.evaluate_metrics_serverapp
 
 
 # --- failing rounds -------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """DisPFL: its rounds equal the dense reference, its masks are what the paper says of them."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ import torch
 from fedaccord import simulate
 from fedaccord import strategies as S
 from fedaccord.core.vectors import generator
+from fedaccord.plugins.gossip import Network
 from fedaccord.strategies import Gossip
-from fedaccord.strategies.dispfl import first_mask, layer_sizes, next_mask
+from fedaccord.strategies.dispfl import Up, first_mask, layer_sizes, next_mask
 from tests.federation import half_square
 from tests.reference import dispfl, problem
 from tests.reference.problem import Array, LeastSquares
@@ -164,6 +166,19 @@ def test_a_mask_moves_within_its_layer() -> None:
     # dense, so what leaves returns
     assert new.tolist() == [1, 1, 0, 1, 1, 1, 1, 1]
     assert mask.tolist() == [1, 1, 1, 1, 1, 0, 1, 1]
+
+
+@pytest.mark.parametrize("value", [3e38, -1.0, 0.5])
+def test_what_a_node_sends_as_its_mask_is_bounded(value: float) -> None:
+    """Finite values end no round, and make no finite model infinite."""
+    network, nodes = Network(torch.full((3, 3), 1 / 3), 1), torch.ones(3, 4)
+    masks = torch.ones(3, 4)
+    masks[1] = value
+    half = S.DisPFL(plugins=(Gossip(topology="full"),))
+    cohort = SimpleNamespace(mean=lambda v: v)
+    w, _ = half.aggregate_nodes(nodes, Up(2 * nodes, masks), None, cohort, network)  # type: ignore[arg-type]
+    assert w.abs().max() <= 2 + 1e-6
+    assert 0 < float(network.sent) < 100
 
 
 def test_several_gossip_steps_are_refused() -> None:
