@@ -88,11 +88,13 @@ def _activity(path: Path, device: Mapping[str, Any]) -> dict[str, object]:
     begins, ends = device["active"], device["inactive"]
     if not isinstance(begins, list) or not isinstance(ends, list):
         raise ValueError(f"{path}: expected lists of seconds as active and inactive")
-    pairs = [(_number(path, b), _number(path, e)) for b, e in zip(begins, ends, strict=False)]
-    active = " ".join(f"{begin:.15g}-{end:.15g}" for begin, end in pairs if begin < end)
+    period = _number(path, device["finish_time"])  # which the times repeat after
+    pairs = sorted((_number(path, b), _number(path, e)) for b, e in zip(begins, ends, strict=False))
+    within = [(begin, min(end, period)) for begin, end in pairs]
+    active = " ".join(f"{begin:.15g}-{end:.15g}" for begin, end in within if begin < end)
     if not active:
         raise ValueError(f"{path}: expected a device that is active for a while, got none")
-    return {"active": active, "period_s": _number(path, device["finish_time"])}
+    return {"active": active, "period_s": period}
 
 
 def _number(path: Path, value: Any) -> float:

@@ -114,6 +114,9 @@ class Topology(Protocol):
     def step(self, method: ServerHalf, w: Vector, ups: Any, server: Any, cohort: Cohort) -> Step:
         """The method's server step, taken by the server or by every node."""
 
+    def absence(self, num_clients: int, cohort: Cohort) -> str:
+        """What the clients without a reply mean for a step, in one line; may be empty."""
+
     def average(self, w: Vector) -> Vector:
         """One model (d,), the mean of all nodes'."""
 
@@ -172,6 +175,9 @@ class Star:
 
     def facts(self, num_clients: int) -> dict[str, Any]:
         return {}
+
+    def absence(self, num_clients: int, cohort: Cohort) -> str:
+        return ""
 
     def describe(self, num_clients: int) -> str:
         return ""

@@ -105,6 +105,8 @@ def finish(
             )
             log.log(level, "round %d: dropped client %d: %s", number, client["client"], why)
     if trial is not None:
+        if absence := method.topology.absence(s.num_clients, trial.round.cohort):
+            log.warning("round %d: %s", number, absence)
         _warn_of_outliers(number, trial)
     if failure:
         log.warning("round %d failed: %s; %s", number, failure, effect)

@@ -190,17 +190,10 @@ class GossipTopology:
         """Every node takes a step with its own reply, then mixes with its neighbours."""
         m, nodes = len(w), cohort.clients
         W, gap = self.mixing(m, cohort.round)
-        absent = sorted(set(range(m)) - set(nodes))
-        if absent:
+        is_whole = len(nodes) == m
+        if not is_whole:
             W = restricted(W, nodes)
             gap = spectral_gap(W)
-            log.warning(
-                "round %d: nodes %s did not answer and keep their models; the others mix over the "
-                "remaining graph, in %d part(s)",
-                cohort.round + 1,
-                listed(absent),
-                len(components(W)),
-            )
         network = Network(W, self.gossip.steps)
         present = map_vectors(lambda v: _rows(v, nodes), server)
         take = method.aggregate_nodes if isinstance(method, MixesItself) else _mixed(method)
@@ -208,7 +201,7 @@ class GossipTopology:
 
         def put_back(v: Vector, before: Vector) -> Vector:
             at = to_device(torch.tensor(nodes), v.device)
-            return before.clone().index_copy_(0, at, v) if absent else v
+            return before.clone().index_copy_(0, at, v) if not is_whole else v
 
         w_next = put_back(w_next, w)
         metrics: dict[str, Number] = {
@@ -222,6 +215,16 @@ class GossipTopology:
             before = consensus_distance([local.get(i, w[i]) for i in range(m)])
             metrics = {"consensus-before": before, **metrics}
         return Step(w_next, map_vectors(put_back, next_server, server), metrics)
+
+    def absence(self, num_clients: int, cohort: Cohort) -> str:
+        absent = sorted(set(range(num_clients)) - set(cohort.clients))
+        if not absent:
+            return ""
+        W = restricted(self.mixing(num_clients, cohort.round)[0], cohort.clients)
+        return (
+            f"nodes {listed(absent)} did not answer and keep their models; the others mix over the "
+            f"remaining graph, in {len(components(W))} part(s)"
+        )
 
     def average(self, w: Vector) -> Vector:
         return w.mean(0)

@@ -123,6 +123,12 @@ class Logbook(Book):
             return None
         if self.best:
             self.best.restore(self._begun.facts.get("best", {}), self._begun.server)
+            if self._begun.facts["settings"].get("keep-best") != self.best.metric:
+                log.warning(
+                    "resume: keep-best=%s keeps the best model of the rounds from now on: the run "
+                    "did not keep it until now",
+                    self.best.metric,
+                )
         state, self._begun = restore(session, self._begun), None
         if state.privacy and session.is_deployed:
             releases = _releases(self.directory.path, state.privacy.releases)

@@ -40,6 +40,15 @@ def test_traces_become_devices(tmp_path: Path) -> None:
     assert read(out, 2) == [Device(0.03, 1000, 1000), Device(0.06, 100_000, 100_000)]
 
 
+def test_intervals_are_in_order_and_end_with_the_trace(tmp_path: Path) -> None:
+    capacity = dumped(tmp_path / "capacity", CAPACITY)
+    late = {1: {"active": [50, 0, 120], "inactive": [160, 20, 130], "finish_time": 100}}
+    out = tmp_path / "devices.csv"
+    words = ("devices", capacity, "--behaviour", dumped(tmp_path / "late", late), "--out", out)
+    success(invoke(*words))
+    assert read(out, 2)[0].active == ((0, 20), (50, 100))
+
+
 class Malicious:
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -84,6 +84,10 @@ def test_a_run_that_resumes_keeps_the_best_of_the_rounds_that_count(tmp_path: Pa
         result = invoke("resume", parts, f"num-server-rounds={rounds}", f"keep-best={metric}")
         assert result.exit_code == 0, result.output
         assert kept(parts)["round"] == rounds
+        line = f"resume: keep-best={metric} keeps the best model of the rounds from now on"
+        assert line in " ".join(result.stderr.split())
+    result = invoke("resume", parts, "num-server-rounds=10")
+    assert "keeps the best" not in result.stderr
 
 
 def test_evaluate_finds_the_best_model(tmp_path: Path) -> None:

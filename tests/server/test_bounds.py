@@ -147,6 +147,16 @@ def test_two_of_six_are_found_and_the_others_stay() -> None:
     assert [i for i in status if status[i] == "ok"] == [0, 3, 4, 5]
 
 
+def test_a_step_of_nodes_that_is_tried_again_warns_once(warnings: list[str]) -> None:
+    """All nodes answered, and two replies do not count."""
+    bounded = strategy(DFedAvg, max_update_norm=5.0)
+    with InProcessGrid(some_bad(), C) as grid, quiet():
+        run_over(grid, bounded, 1).play()
+    lines = [line for line in warnings if "did not answer and keep" in line]
+    assert len(lines) == 1
+    assert "nodes [1, 2]" in lines[0]
+
+
 def test_at_most_half_of_the_replies_are_found() -> None:
     """Of six, four huge ones are no outliers: the round fails, and nobody is blamed."""
     reports: list[Round] = []
