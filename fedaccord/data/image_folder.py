@@ -130,7 +130,7 @@ def _decode_images(files: list[Path], image_size: int) -> NDArray[np.uint8]:
 
 
 def _decode_image(file: Path, image_size: int) -> NDArray[np.uint8]:
-    """(h, w) of a grey image, (h, w, 3) of any other."""
+    """(h, w) of a grey image of 8 or 16 bits, (h, w, 3) of any other; EXIF turns none."""
     from PIL import Image, ImageOps  # which a device with other data may lack
 
     try:

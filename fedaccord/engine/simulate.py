@@ -20,7 +20,7 @@ from fedaccord.core.options import plain
 from fedaccord.data import partition
 from fedaccord.engine import store_choice
 from fedaccord.engine import vectorize as vectorized
-from fedaccord.engine.checks import check_examples, load_checked
+from fedaccord.engine.checks import check_examples, check_functions, load_checked
 from fedaccord.engine.faults import Faults, FaultyFleet
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.engine.history import History, Recorder
@@ -59,6 +59,7 @@ def run(
     cohorts: the clients of each round, instead of drawn ones; on_client: called with a client's
     number after its local round.
     """
+    check_functions(on_round=on_round, on_client=on_client)
     task = load_checked(config, cohorts)  # errors are raised before a file is written
     report = partition_report(task)
     counts = {"duplicated": report.duplicated, "unused": report.unused}
@@ -237,6 +238,7 @@ def simulate(
     if not isinstance(algo, str | FederatedStrategy):
         example = f"{algo.__name__}()" if isinstance(algo, type) else "Scaffold(lr=0.05)"
         raise ValueError(f"algo: expected a name, or a strategy, as {example}, got {algo!r}")
+    check_functions(on_round=on_round, faults=faults)
     method = None if isinstance(algo, str) else algo
     values, cohorts = keys_of(keys), None
     settings: dict[str, Any] = {"num-server-rounds": rounds, "vectorize": vectorize}

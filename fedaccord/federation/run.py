@@ -15,6 +15,7 @@ from fedaccord.core.method_settings import expect
 from fedaccord.core.metrics import STD, WORST
 from fedaccord.core.request import ModelLayout
 from fedaccord.core.rounds import RoundState
+from fedaccord.federation import sampling
 from fedaccord.federation.budget import Budget
 from fedaccord.federation.clock import Clock
 from fedaccord.federation.device_profiles import NONE
@@ -69,11 +70,8 @@ class Run:
         model: ModelLayout | None = None,
         clock: Clock | None = None,
     ) -> None:
-        if cohorts is not None and (number := len(cohorts)) != num_rounds:
-            raise ValueError(
-                f"participation: expected a cohort for each of {num_rounds} rounds, got {number}; "
-                f"set {number} rounds, or give {num_rounds} cohorts"
-            )
+        if cohorts is not None:
+            sampling.check_number(cohorts, num_rounds)
         if cohorts is not None and method.has_noisy_sums:
             raise ValueError(
                 "participation: expected a share of the clients with dp, got cohorts: the "

@@ -2,7 +2,7 @@
 
 import random
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 
 import numpy as np
 
@@ -52,6 +52,15 @@ def draw(
     if size is None:
         size = max(cohort_size(fraction, num_clients), least)
     return sorted(generator.sample(available, min(size, len(available))))
+
+
+def check_number(cohorts: Sized, num_rounds: int) -> None:
+    """Raise ValueError, in one line, unless there is an explicit cohort for each round."""
+    if (number := len(cohorts)) != num_rounds:
+        raise ValueError(
+            f"participation: expected a cohort for each of {num_rounds} rounds, got {number}; "
+            f"give {num_rounds} cohorts" + (f", or set {number} rounds" if number else "")
+        )
 
 
 def check_cohort(cohort: Iterable[int], t: int, num_clients: int) -> None:

@@ -94,6 +94,11 @@ class FederatedStrategy(Method, Strategy, ABC):
                 f"counts clients equally, got {EXAMPLES!r}: leave it out (means of metrics are "
                 "weighted by it anyway)"
             )
+        if self.arrayrecord_key == self.configrecord_key:
+            raise ValueError(
+                "arrayrecord_key, configrecord_key: expected two names, got "
+                f"{self.arrayrecord_key!r} twice"
+            )
         if self.weighted_by_key:
             object.__setattr__(self, "weighting", "examples")
         super().__post_init__()

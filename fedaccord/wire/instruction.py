@@ -3,14 +3,14 @@
 import json
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedaccord.core.options import listed
 from fedaccord.core.request import TrainInstruction
 from fedaccord.wire.codec import dumps, loads
-from fedaccord.wire.records import ARRAYS, CONFIG, config_of
+from fedaccord.wire.records import ARRAYS, CONFIG, SECURE, config_of
 
 PROTOCOL = 4  # the version of all messages; another one is refused
 INSTRUCTION, CLIENT, ACCEPTED = "instruction", "client", "accepted-round"
@@ -39,9 +39,10 @@ def check_own_config(config: Iterable[str], key: str) -> None:
             f"train_config, evaluate_config: expected keys of your own, got {clashes[0]!r}, which "
             "the strategy sets: make it an option of the strategy or use another name"
         )
-    if key in ARRAYS:
+    if key in (*ARRAYS, SECURE):
         raise ValueError(
-            f"configrecord_key: expected another name than {listed(ARRAYS)}, which hold vectors"
+            f"configrecord_key: expected another name than {listed((*ARRAYS, SECURE))}, which are "
+            "the strategy's own"
         )
 
 
@@ -75,7 +76,10 @@ def read_instruction(message: Message) -> TrainInstruction:
             "expected a training message from a FedAccord strategy, "
             f"got one without {missing[0]!r} in its config"
         )
-    common = _read_common(cast(str, config[INSTRUCTION]))
+    text = config[INSTRUCTION]
+    if not isinstance(text, str):
+        raise _not_ours(str(text))
+    common = _read_common(text)
     return common._replace(
         client=config[CLIENT], accepted=config[ACCEPTED], durable=config[DURABLE]
     )

@@ -429,8 +429,14 @@ def test_a_model_by_name_fits_the_clients_tensors() -> None:
         ({"participation": 1.5}, "fraction-train: expected at least 1e-06 and at most 1, got"),
         ({"participation": [[0]]}, "participation: expected a cohort for each of 4 rounds, got 1"),
         (
+            {"participation": []},
+            "participation: expected a cohort for each of 4 rounds, got 0; giv",
+        ),
+        ({"on_round": 3}, "on_round: expected a function, or None, got a int"),
+        ({"faults": "late"}, "faults: expected a function, or None, got a str"),
+        (
             {"participation": [[0]] * 5},
-            "participation: expected a cohort for each of 4 rounds, got 5; set 5 rounds, or give",
+            "participation: expected a cohort for each of 4 rounds, got 5; give 4 cohorts, or set",
         ),
         ({"max_examples": 1}, "max-examples: expected at least "),
         ({"rounds": 0}, "num-server-rounds: expected at least 1, got 0"),

@@ -98,6 +98,10 @@ def test_records_and_configs_have_the_names_that_the_user_gives() -> None:
         assert message.content.config_records["settings"]["temperature"] == 0.5
         return {"accuracy": 0.5, "num-examples": 1}
 
+    with pytest.raises(
+        ValueError, match=r"configrecord_key: expected two names, got 'model' twice$"
+    ):
+        strategy(arrayrecord_key="model", configrecord_key="model")
     method = strategy(arrayrecord_key="model", configrecord_key="settings")
     config = ConfigRecord({"temperature": 0.5})
     result = start(look, method, evaluate_config=config)
