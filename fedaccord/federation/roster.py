@@ -357,8 +357,7 @@ def _why(line: str) -> str:
     if not KEY_ERROR.fullmatch(line):
         return line
     return (
-        f"its ClientApp looked for {line.removeprefix('KeyError: ')}; if that is a record of the "
-        "first message, this one asks which client it is and holds no model: return "
-        "fedaccord.train_locally(message, context, model=..., batches=...) from @app.train(), "
-        "which answers it, and trains later"
+        f"its ClientApp looked for {line.removeprefix('KeyError: ')}; if in the first message, "
+        "which asks which client it is and holds no model: return fedaccord.train_locally(message, "
+        "context, model=..., batches=...) from @app.train(), which answers it, and trains later"
     )
