@@ -72,12 +72,11 @@ class Run:
     ) -> None:
         if cohorts is not None:
             sampling.check_number(cohorts, num_rounds)
-        if cohorts is not None and method.has_noisy_sums:
-            raise ValueError(
-                "participation: expected a share of the clients with dp, got cohorts: the "
-                "guarantee assumes that clients are drawn independently"
-            )
-        if cohorts is not None:
+            if method.has_noisy_sums:
+                raise ValueError(
+                    "participation: expected a share of the clients with dp, got cohorts: the "
+                    "guarantee assumes that clients are drawn independently"
+                )
             expect(method, "over-selection", [0], "with given cohorts")
         if clock is None:
             check_real_time(method, fleet.place == DEVICES)

@@ -190,8 +190,8 @@ class GossipTopology:
         """Every node takes a step with its own reply, then mixes with its neighbours."""
         m, nodes = len(w), cohort.clients
         W, gap = self.mixing(m, cohort.round)
-        is_whole = len(nodes) == m
-        if not is_whole:
+        are_absent = len(nodes) < m
+        if are_absent:
             W = restricted(W, nodes)
             gap = spectral_gap(W)
         network = Network(W, self.gossip.steps)
@@ -201,7 +201,7 @@ class GossipTopology:
 
         def put_back(v: Vector, before: Vector) -> Vector:
             at = to_device(torch.tensor(nodes), v.device)
-            return before.clone().index_copy_(0, at, v) if not is_whole else v
+            return before.clone().index_copy_(0, at, v) if are_absent else v
 
         w_next = put_back(w_next, w)
         metrics: dict[str, Number] = {
