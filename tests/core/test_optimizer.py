@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from fedaccord import simulate
 from fedaccord import strategies as S
 from fedaccord.config import RunConfig
+from fedaccord.core import optimizer as optimizers
 from fedaccord.core.optimizer import (
     OPTIMIZERS,
     SCHEDULES,
@@ -428,7 +429,7 @@ def test_muon_is_pytorchs_but_for_its_rounding(
 
 
 def test_orthogonal_factors_have_singular_values_near_one() -> None:
-    for shape in ((7, 4), (4, 7), (5, 5), (3, 6, 4)):
+    for shape in ((7, 4), (4, 7), (5, 5), (3, 6, 4), (64, 130), (130, 64), (3, 64, 150)):
         x = torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         values = torch.linalg.svdvals(orthogonal(x))
         assert values.min() > 0.5
@@ -436,6 +437,31 @@ def test_orthogonal_factors_have_singular_values_near_one() -> None:
         rows = x[None] if x.ndim == 2 else x
         expected = torch.stack([torch.from_numpy(dense.orthogonal(row.numpy())) for row in rows])
         torch.testing.assert_close(orthogonal(x), expected.view_as(x), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("smallest", [1.0, 1e-3, 1e-8, 0.0])
+def test_orthogonal_factors_of_long_matrices_bear_float32(smallest: float) -> None:
+    x = torch.randn(64, 300, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    u, _, vt = torch.linalg.svd(x, full_matrices=False)
+    x = u * torch.linspace(1.0, smallest, 64).pow(4).double() @ vt
+    exact = torch.from_numpy(dense.orthogonal(x.numpy()))
+    torch.testing.assert_close(orthogonal(x), exact, rtol=0, atol=1e-10)
+    torch.testing.assert_close(orthogonal(x.float()).double(), exact, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("flag", ["medium", "newer flags"])
+def test_rounded_products_take_no_powers_of_the_gram_matrix(
+    flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> str:
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    monkeypatch.setattr(optimizers, "_all_iterations", lambda gram: pytest.fail("on long matrices"))
+    query = refuse if flag == "newer flags" else lambda: flag
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", query)
+    x = torch.randn(64, 300, dtype=torch.float64)
+    expected = torch.from_numpy(dense.orthogonal(x.numpy()))
+    torch.testing.assert_close(orthogonal(x), expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("optimizer", [Momentum(), AdamW(), MUON], ids=lambda o: type(o).__name__)
