@@ -378,11 +378,8 @@ class Method(Settings, ABC):
         """Log the client half, its plug-ins, and the settings of the local steps."""
         half = self.client_half()
         log.info("%s, client half %s", type(self).__name__, half.rule)
-        share = 1.0 if self.topology.is_decentralised else self.fraction_train
         for plugin in half.plugins:
             log.info("with %s", plugin)
-            if advice := plugin.advice(self, share):
-                log.warning(advice)
         if self.buffers == "mean" and (self.max_client_norm or self.max_update_norm):
             log.warning("buffers=mean: no norm of them is bounded: one client can spoil their mean")
         log.info("each round: %s", self.local_training())

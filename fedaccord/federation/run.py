@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from copy import copy
+from statistics import fmean
 from typing import Any
 
 from flwr.app import ArrayRecord, MetricRecord
@@ -169,8 +170,12 @@ class Run:
         settings = method.model_settings
         session.fleet.connect(method.wait_timeout, settings, session.model, least)
         num_clients = session.fleet.num_clients
-        log.info("%d clients connected, %d a round", num_clients, method.cohort_size(num_clients))
+        size = fmean(map(len, self.cohorts)) if self.cohorts else method.cohort_size(num_clients)
+        log.info("%d clients connected, %.4g a round", num_clients, size)
         method.check_clients(num_clients, self.cohorts)
+        for plugin in session.half.plugins:
+            if advice := plugin.advice(method, size / num_clients):
+                log.warning(advice)
         first = rounds.first_state(
             method,
             session.vector(self._initial),

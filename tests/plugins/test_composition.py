@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedaccord import simulate
 from fedaccord import strategies as S
 from fedaccord.core.cohort import Cohort
 from fedaccord.core.options import option
@@ -344,6 +345,33 @@ def test_methods_whose_anchor_cannot_move_say_so(name: str) -> None:
 )
 def test_a_beta_above_its_bounds_is_a_warning(beta: float, share: float, line: str) -> None:
     assert re.search(line, RelaxedInit(beta=beta).advice(S.FedAvg(), share))
+
+
+@pytest.mark.parametrize(
+    ("least", "who", "percent"),
+    [
+        (1, None, "10%"),
+        (3, None, ""),  # of 10: 30%
+        (1, [[0], [3]], "10%"),
+        (1, [[0, 1], [3, 4, 5]], ""),
+    ],
+)
+def test_warnings_are_of_the_share_that_is_drawn(
+    least: int, who: Any, percent: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [(torch.ones(4, 3), torch.zeros(4, 1))] * 10
+    method = S.FedInit(beta=0.12, fraction_train=0.1, min_train_nodes=least)
+    simulate(method, clients=rows, model=torch.nn.Linear(3, 1), rounds=2, participation=who)
+    said = re.findall(r"with (.*) of the clients a round, old local models", caplog.text)
+    assert said == [percent] * bool(percent)
+
+
+def test_under_gossip_all_clients_train(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [(torch.ones(4, 3), torch.zeros(4, 1))] * 10
+    method = DFedAvg(plugins=(RelaxedInit(beta=0.12),), lr=0.01)
+    simulate(method, clients=rows, model=torch.nn.Linear(3, 1), rounds=1)
+    assert "the theory holds below" in caplog.text
+    assert "of the clients a round, old" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from fedaccord.federation.roster import Roster
 from fedaccord.federation.round import Round
 from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.gossip import Gossip
-from fedaccord.plugins.relaxed_init import RelaxedInit
-from fedaccord.strategies import AFedPD, DFedAvg, FedAvg, FedDyn, FedInit, FedPD, Scaffold
+from fedaccord.strategies import AFedPD, FedAvg, FedDyn, FedInit, FedPD, Scaffold
 from fedaccord.wire.instruction import read_instruction
 from fedaccord.wire.tensor_array import to_tensor
 from tests.federation import run
@@ -335,16 +334,6 @@ def test_an_array_that_is_no_parameter_is_refused() -> None:
         for arrays in (counter, ArrayRecord()):
             with pytest.raises(ValueError, match="expected the floating-point parameters"):
                 strategy().start(grid, arrays, 1)
-
-
-def test_a_beta_too_large_for_the_share_of_the_clients_is_a_warning(warnings: list[str]) -> None:
-    FedAvg(fraction_train=0.1, plugins=(RelaxedInit(beta=0.1),)).summary()
-    assert not warnings
-    FedAvg(fraction_train=0.09, plugins=(RelaxedInit(beta=0.1),)).summary()
-    DFedAvg(plugins=(RelaxedInit(beta=1.5),)).summary()  # all nodes train
-    few, gossip = warnings
-    assert few.startswith("relaxed-init.beta: with 9% of the clients a round")
-    assert gossip.startswith("relaxed-init.beta: the theory holds")
 
 
 # --- metrics --------------------------------------------------------------------------------------
