@@ -54,21 +54,28 @@ def _mean(sums: Tensor) -> float:
     return total / count if count else math.nan
 
 
+def _counted(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Which targets have an output: a loss ignores others, as -100 or the 255 of void pixels."""
+    return (targets >= 0) & (targets < predictions.shape[-1])
+
+
 def _hits(predictions: Tensor, targets: Tensor) -> Tensor:
     check_classes(predictions, targets)
-    return _total_and_count(predictions.argmax(dim=-1) == targets, (targets >= 0).sum())
+    hits = predictions.argmax(dim=-1) == targets
+    return _total_and_count(hits, _counted(predictions, targets).sum())
 
 
 def _hits_of_five(predictions: Tensor, targets: Tensor) -> Tensor:
     check_classes(predictions, targets)
     largest = predictions.topk(min(5, predictions.shape[-1]), dim=-1).indices
-    return _total_and_count(largest == targets[..., None], (targets >= 0).sum())
+    hits = largest == targets[..., None]
+    return _total_and_count(hits, _counted(predictions, targets).sum())
 
 
 def _class_counts(predictions: Tensor, targets: Tensor) -> Tensor:
     """(3, classes): the right predictions of each class, all its predictions, its samples."""
     check_classes(predictions, targets)
-    classes, counted = predictions.shape[-1], targets >= 0
+    classes, counted = predictions.shape[-1], _counted(predictions, targets)
     target, guess = targets[counted], predictions.argmax(dim=-1)[counted]
     rows = [target[guess == target], guess, target]
     counts = torch.stack([torch.bincount(row, minlength=classes) for row in rows])
@@ -90,8 +97,8 @@ def _errors(predictions: Tensor, targets: Tensor) -> Tensor:
 def _surprises(predictions: Tensor, targets: Tensor) -> Tensor:
     """-log p of the targets under the softmax of the predictions."""
     check_classes(predictions, targets)
-    scores, counted = predictions.to(sum_dtype(predictions.device)), targets >= 0
-    own = scores.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
+    scores, counted = predictions.to(sum_dtype(predictions.device)), _counted(predictions, targets)
+    own = scores.gather(-1, torch.where(counted, targets, 0)[..., None]).squeeze(-1)
     surprise = torch.where(counted, scores.logsumexp(dim=-1) - own, 0.0)
     return _total_and_count(surprise, counted.sum())
 
@@ -208,6 +215,8 @@ def check_alike(predictions: Tensor, targets: Tensor) -> None:
             advice = "give targets as (n, 1)"
         elif (*predictions.shape, 1) == targets.shape:
             advice = "return (n, 1), without squeeze"
+        elif predictions.numel() == targets.numel() and targets.ndim == 2:
+            advice = "return output.flatten(1)"
         raise ValueError(
             f"model: expected predictions of the targets' shape {tuple(targets.shape)}, got "
             f"{tuple(predictions.shape)}; {advice}"

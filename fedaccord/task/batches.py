@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from fedaccord.core.vectors import to_device
 
@@ -110,13 +111,22 @@ def as_targets(tensor: Tensor) -> Tensor:
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
-    """The batch with ``change`` applied to each of its tensors; other parts are unchanged."""
+    """The batch with ``change`` applied to each of its tensors; other parts are unchanged.
+
+    Named tuples keep their type; lists become tuples, and other mappings dicts.
+    """
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, Mapping):
         return {key: map_tensors(change, part) for key, part in batch.items()}
+    if isinstance(batch, PackedSequence):
+        own = {"data": change(batch.data)}  # the sizes of its steps stay on the CPU
+        for name in ("sorted_indices", "unsorted_indices"):
+            own[name] = map_tensors(change, getattr(batch, name))
+        return batch._replace(**own)
     if isinstance(batch, tuple | list):
-        return tuple(map_tensors(change, part) for part in batch)
+        parts = [map_tensors(change, part) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
     return batch
 
 

@@ -137,9 +137,10 @@ class FlatModel:
 
     def __call__(self, inputs: Any) -> Tensor:
         """The predictions. Raises ValueError if they are no tensor."""
-        return predictions(
-            self.forward(self.module, inputs) if self.forward else self.module(inputs)
-        )
+        if self.forward is None:
+            return predictions(self.module(inputs))
+        own = dict(inputs) if isinstance(inputs, dict) else inputs  # it may take keys out
+        return predictions(self.forward(self.module, own))
 
     def with_parameters(self, parameters: Iterable[Tensor], inputs: Any) -> Any:
         """What the module returns with these shared parameters instead of its own."""

@@ -30,28 +30,29 @@ def threads_of_task(wanted: int, task: Task, training: Training, workers: int = 
     """The threads of a run of ``training`` on ``task``; see `choose`. Workers have one each."""
     if workers and not wanted:
         return Threads(1, f"for each of {workers} workers")
-    model, sample, batch_size = _batch(task, training)
-    return choose(wanted, lambda: batch_size * multiplications(model, sample))
+    model, inputs, number = _batch(task, training)
+    return choose(wanted, lambda: number * multiplications(model, inputs))
 
 
 def batch_multiplications(task: Task, training: Training) -> int:
     """Multiplications of the forward pass of a batch."""
-    model, sample, batch_size = _batch(task, training)
-    return batch_size * multiplications(model, sample)
+    model, inputs, number = _batch(task, training)
+    return number * multiplications(model, inputs)
 
 
 def _batch(task: Task, training: Training) -> tuple[FlatModel, Any, int]:
-    """The model, the inputs of one sample, and a batch's size: that of a mean client if a batch is
-    the whole client."""
+    """The model, the inputs of one sample, and how many a batch has: those of a mean client if a
+    batch is the whole client. A function's first batch counts as one."""
     whole = task.clients.total // len(task.clients)
     model = task.model(training.model_settings)
-    return model, task.example(1, model.w.dtype)[0], training.batch_size or whole
+    number = 1 if task.function_of(0) else training.batch_size or whole
+    return model, task.example(1, model.w.dtype)[0], number
 
 
-def multiplications(model: Model, sample: Any) -> int:
+def multiplications(model: Model, inputs: Any) -> int:
     """Multiplications in linear layers and convolutions; one per parameter of other layers.
 
-    sample: inputs of one sample, (1, ...), for the module.
+    inputs: of one or more samples, (n, ...), for the module.
     """
     module = model if isinstance(model, nn.Module) else model.module
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
@@ -70,7 +71,7 @@ def multiplications(model: Model, sample: Any) -> int:
     try:
         with torch.no_grad(), Threads(1, "").in_use(), random_numbers(0, device):
             module.eval()  # solvers switch to training mode
-            own(module, sample) if own else module(sample)
+            own(module, inputs) if own else module(inputs)
     except (RuntimeError, ValueError):  # a norm over a batch of one: what was counted until then
         pass
     finally:

@@ -17,7 +17,7 @@ from fedaccord.core.request import DEFAULT, ModelSettings
 from fedaccord.core.vectors import dtype_of, index_rows, to_device
 from fedaccord.data import fingerprint
 from fedaccord.data.partition import has_classes
-from fedaccord.task.batches import PAIRS, Batch, BatchFormat, as_floats, map_tensors
+from fedaccord.task.batches import PAIRS, Batch, BatchFormat, as_floats
 from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.cohort_batches import cut
 from fedaccord.task.cohort_solver import Stack, stacked
@@ -156,12 +156,15 @@ class Task:
     def num_examples(self, client: int) -> int:
         return self.clients.size(client)
 
+    def function_of(self, client: int) -> FunctionSource | None:
+        """What gives the client's batches in its own sizes; None: ``batch-size`` cuts them."""
+        source = isinstance(self.clients, SourceClients) and self.clients.sources[client]
+        return source if isinstance(source, FunctionSource) else None
+
     def samples_of_step(self, client: int, batch_size: int) -> float:
         """How many samples a full batch has; of a function's batches the mean of a pass."""
-        if isinstance(self.clients, SourceClients):
-            source = self.clients.sources[client]
-            if isinstance(source, FunctionSource):
-                return source.size / source.number
+        if function := self.function_of(client):
+            return function.size / function.number
         size = self.num_examples(client)
         return min(batch_size or size, size)
 
@@ -246,15 +249,14 @@ class Task:
         return evaluate(model, w, read, self.loss, settings.precision, threads, self.metrics)
 
     def example(self, samples: int, dtype: torch.dtype) -> tuple[Any, Tensor]:
-        """The first samples, prepared for the model."""
+        """The first samples, or the whole first batch of a function, prepared for the model."""
         clients = self.clients
         if isinstance(clients, SourceClients):
-            batch = next(iter(self.batches(clients.sources[0], dtype)))
+            batch = next(iter(clients.sources[0].batches(samples)))
         else:
             x, y = (p if isinstance(p, Tensor) else p[0] for p in (clients.x, clients.y))
             batch = next(self.batches((x[:samples], y[:samples]), dtype))
-        inputs, targets = self.format.read(batch, self.device, dtype)
-        return map_tensors(lambda part: part[:samples], inputs), targets[:samples]
+        return self.format.read(batch, self.device, dtype)
 
     def _train_batches(self, dtype: torch.dtype) -> Iterator[Batch]:
         clients = self._near[0]

@@ -43,6 +43,10 @@ class _Place(NamedTuple):
             return [name for name in self.values if name not in OF_MODULES]
         return [name for name in self.values if name in self.buffers]
 
+    def is_as_before(self) -> bool:
+        names, values, before = self.names(), self.values, self.before
+        return len(names) == len(before) and all(values[n] is before.get(n) for n in names)
+
 
 class Unsaved:
     """The initial values of one module."""
@@ -84,15 +88,21 @@ class Unsaved:
                 inside = value.values() if isinstance(value, dict) else value
                 pending += [inner for inner in inside if isinstance(inner, COPIED)]
 
+    def has_changed(self) -> bool:
+        """Whether `reset` would change something."""
+        return any(not place.is_as_before() for place in self._places) or any(
+            not _is_same(value, copy) for value, copy in self._insides
+        )
+
     @torch.no_grad()
     def reset(self) -> None:
         """Set what has changed to its initial value."""
         for place in self._places:
-            names, values, before = place.names(), place.values, place.before
-            if len(names) == len(before) and all(values[n] is before.get(n) for n in names):
+            if place.is_as_before():
                 continue
             self._warn(place)
-            for name in names:
+            values, before = place.values, place.before
+            for name in place.names():
                 if name not in before:
                     del values[name]
             values.update(before)
@@ -125,6 +135,21 @@ class Unsaved:
                     f"{place.path}.{name}".lstrip("."),
                     before,
                 )
+
+
+def _is_same(value: Any, copy: Any) -> bool:
+    """Whether a tensor or an array has the numbers of its copy, a container the same objects."""
+    if isinstance(value, Tensor):
+        return torch.equal(value, copy)
+    if isinstance(value, np.ndarray):
+        return np.array_equal(value, copy)
+    if len(value) != len(copy):
+        return False
+    if isinstance(value, dict):
+        return all(key in copy and inner is copy[key] for key, inner in value.items())
+    if isinstance(value, set):
+        return bool(value == copy)
+    return all(a is b for a, b in zip(value, copy, strict=True))
 
 
 def views_of_weights(module: nn.Module, weights: Iterable[Tensor]) -> list[str]:
