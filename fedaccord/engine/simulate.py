@@ -228,8 +228,8 @@ def simulate(
 
     Nothing is written to disk, except client states that do not fit into memory (``client_state``),
     in files that are removed with the process. Raises ValueError on settings, samples and models
-    that do not fit, TypeError on arguments without effect, FederationError if no round counted or
-    the model diverged.
+    that do not fit, TypeError on arguments without effect, FileNotFoundError without a checkpoint
+    to resume from, FederationError if no round counted or the model diverged.
     """
     if torch.is_inference_mode_enabled():
         raise ValueError(
@@ -247,6 +247,8 @@ def simulate(
         settings["fraction-train"] = float(who)
     elif who is not None:
         cohorts = cohorts_of(who)
+    if not isinstance(resume, str | Path | None):
+        raise ValueError(f"resume: expected a run directory, or None, got {resume!r}")
     if record not in ("metrics", "weights"):
         raise ValueError(f"record: expected 'metrics' or 'weights', got {record!r}")
     if dtype is not None:

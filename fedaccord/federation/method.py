@@ -92,8 +92,9 @@ class Method(Settings, ABC):
         if self.all_clients and (self.fraction_train < 1 or self.sampling != "fixed"):
             raise ValueError(
                 f"{name}: expected all clients in every round, got fraction-train="
-                f"{self.fraction_train:g} with sampling={self.sampling}; set fraction-train=1, or "
-                "use a method that allows partial participation, as scaffold and feddyn do"
+                f"{self.fraction_train:g} with sampling={self.sampling}; set fraction-train=1 and "
+                "sampling=fixed, or use a method that allows partial participation, as scaffold "
+                "and feddyn do"
             )
         for name in LEAST:
             value = plain(getattr(self, name))

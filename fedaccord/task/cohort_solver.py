@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -79,6 +79,14 @@ def _check_stacks(model: FlatModel) -> None:
         )
 
 
+def _counts_rows(part: nn.Module) -> bool:
+    """Whether the gradient of a row depends on which it is, or how often it is read: in one call
+    of many clients all their rows are in one table."""
+    return isinstance(part, nn.Embedding | nn.EmbeddingBag) and (
+        part.padding_idx is not None or part.scale_grad_by_freq
+    )
+
+
 class CohortSolver:
     """n clients at once: a gradient step of each per stack of batches.
 
@@ -114,6 +122,11 @@ class CohortSolver:
             raise NotImplementedError(
                 "expected a model without hooks of its backward pass; train its clients one at a "
                 "time"
+            )
+        if any(_counts_rows(part) for part in model.module.modules()):
+            raise NotImplementedError(
+                "expected no nn.Embedding with padding_idx or scale_grad_by_freq, whose gradient "
+                "has other rows with many clients; train its clients one at a time"
             )
         _check_stacks(model)
         self.model = model
@@ -190,11 +203,11 @@ class CohortSolver:
                 "its clients one at a time"
             )
         if is_new:
-            first = torch.cat([gradient[0].reshape(-1) for gradient in gradients]).nan_to_num()
-            own = first if own is None else own  # nothing to compare with
-            pairs = zip(views(first), views(own), strict=True)
+            last = torch.cat([gradient[-1].reshape(-1) for gradient in gradients]).nan_to_num()
+            own = last if own is None else own  # nothing to compare with
+            pairs = zip(views(last), views(own), strict=True)
             unread = any(not ours.any() and theirs.any() for ours, theirs in pairs)
-            is_alike = (first - own).abs().max() <= ALIKE * own.abs().max()
+            is_alike = (last - own).abs().max() <= ALIKE * own.abs().max()
             self.model.in_stacks = bool(is_alike) and not unread
             _check_stacks(self.model)
         for view, gradient in zip(views(g), gradients, strict=True):
@@ -202,14 +215,14 @@ class CohortSolver:
         return losses.detach()
 
     def _own_gradient(self, inputs: Tensor, targets: Tensor, point: Vector) -> Tensor | None:
-        """The gradient (d,) of the first client by the model itself, whose vectors do not change;
+        """The gradient (d,) of the last client by the model itself, whose vectors do not change;
         None: its pass fails."""
         model = self.model
         w, g = model.w.clone(), model.g.clone()
         try:
             with seeded(0):
-                model.w.copy_(point[0])
-                by_autograd(model, inputs[0], targets[0], self.loss, self.precision)
+                model.w.copy_(point[-1])
+                by_autograd(model, inputs[-1], targets[-1], self.loss, self.precision)
                 return model.g.nan_to_num()
         except (RuntimeError, ValueError):
             return None

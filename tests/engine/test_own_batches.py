@@ -4,6 +4,7 @@ the weights of plain steps of PyTorch, one client at a time and many at once."""
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -211,6 +212,49 @@ def test_many_clients_of_unequal_size_at_once(kind: type[nn.Module], loss: Any) 
     assert_same(many, one)
     expected = averaged(kind(), clients, lambda model, batch: model(batch[0]), loss)
     assert_same(one, expected)
+
+
+class Padded(nn.Module):
+    def __init__(self, **of_embedding: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(11, 8, **of_embedding)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.embedding(x).mean(-2))
+        return scores
+
+
+class PaddedByFunction(Padded):
+    def forward(self, x: Tensor) -> Tensor:
+        rows = F.embedding(x, self.embedding.weight, padding_idx=0)
+        scores: Tensor = self.head(rows.mean(-2))
+        return scores
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 4), SIZES])
+@pytest.mark.parametrize(
+    "make",
+    [partial(Padded, padding_idx=0), partial(Padded, scale_grad_by_freq=True), PaddedByFunction],
+    ids=["padding", "by frequency", "padding of a function"],
+)
+def test_rows_of_an_embedding_that_have_another_gradient(
+    make: Callable[[], nn.Module], sizes: tuple[int, ...]
+) -> None:
+    clients = []
+    for n in sizes:
+        words = torch.randint(1, 11, (n, 5), generator=torch.Generator().manual_seed(n))
+        words[:, 3:] = 0
+        clients.append((words, words[:, 0] % CLASSES))
+    keys: dict[str, Any] = PLAIN | {"batch_size": 0}
+    one, many = (
+        simulate("fedavg", clients=clients, model=make(), vectorize=how, **keys).model
+        for how in ("off", "on")
+    )
+    assert_same(many, one)
+    row, first = one["embedding.weight"][0], make().state_dict()["embedding.weight"][0]
+    assert torch.equal(row, first) == ("scale" not in str(make))
 
 
 def test_classes_without_an_output_are_not_counted_by_metrics() -> None:

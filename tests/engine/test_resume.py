@@ -692,6 +692,11 @@ def test_simulate_goes_on_from_a_run_directory(settings: dict[str, Any]) -> None
         simulate("afedpd", resume=directory.path, lr=0.2, **keys)
 
 
+def test_simulate_resumes_from_a_directory_alone() -> None:
+    with pytest.raises(ValueError, match=r"^resume: expected a run directory, .* got True$"):
+        simulate("fedavg", dataset="digits", resume=True)  # type: ignore[arg-type]
+
+
 def test_simulate_resumes_no_other_method(settings: dict[str, Any]) -> None:
     """Also if it is given as a strategy, which has its own settings."""
     directory = run(make(settings, algo="scaffold", name="strategy", num_server_rounds=STOP))
