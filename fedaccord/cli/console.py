@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_type_hints
+from typing import Annotated, Any, NoReturn, TextIO, get_type_hints
 
 import click
 import typer
@@ -62,7 +62,12 @@ class Commands(TyperGroup):
 
 
 class _Console(Console):
-    """A console on which texts cannot move the cursor or change colours or the title."""
+    """A console on which texts cannot move the cursor or change colours or the title, and whose
+    reader may leave: Rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        _drop_if_lost(sys.__stdout__)
 
     def render_str(self, text: str, *args: Any, **kwargs: Any) -> Text:
         return super().render_str(printable(text), *args, **kwargs)
@@ -95,12 +100,39 @@ def make_console() -> Console:
     )
 
 
-def print_progress(line: str) -> None:
-    """A line of a command that goes on, also where its reader has closed the pipe, as `head`."""
+@contextmanager
+def even_unread() -> Iterator[None]:
+    """A block that prints for a command that goes on, whoever reads it: a stream that cannot be
+    written, as one whose reader is `head`, a closed terminal or a full disk, is left alone."""
     try:
+        yield
+    except OSError:
+        for stream in (sys.__stdout__, sys.__stderr__, sys.stdout, sys.stderr):  # Rich has proxies
+            _drop_if_lost(stream)
+
+
+def _drop_if_lost(stream: TextIO | None) -> None:
+    """Send what is left of a stream to nowhere if it cannot be written."""
+    if stream is None:
+        return
+    try:
+        stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def print_progress(line: str) -> None:
+    """A line of a command that goes on."""
+    with even_unread():
         print(printable(line), flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def print_warning(line: str) -> None:
+    """A line on stderr, above a progress bar, of a command that goes on."""
+    with even_unread():
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 def print_table(console: Console, heading: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -185,11 +217,11 @@ def check_output(option: str, file: Path) -> None:
 
 
 def warn(text: str) -> None:
-    typer.echo(f"warning: {_line(text)}", err=True)
+    print_warning(f"warning: {_line(text)}")
 
 
 def _complain(problem: object, code: int) -> int:
-    typer.echo(f"fedaccord: {_line(problem)}", err=True)
+    print_warning(f"fedaccord: {_line(problem)}")
     return code
 
 

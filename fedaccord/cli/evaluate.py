@@ -28,7 +28,7 @@ def evaluate(
 
     fedaccord evaluate ~/fedaccord-runs/first data-dir=/data/cifar10 device=cuda
     """
-    from fedaccord.runs import metrics
+    from fedaccord.runs import COMPLETED, metrics, status
     from fedaccord.runs.best import BEST
     from fedaccord.runs.directory import MODEL
 
@@ -58,6 +58,9 @@ def evaluate(
     console.print(table)
     if others:
         warn(f"{', '.join(others)}: not what the run had, see [used.contents] of its config.toml")
+    elif moved and (state := status(run)) != COMPLETED:
+        names = ", ".join(moved)
+        warn(f"{names}: not as reported; the run is {state}: its model is of another round")
     elif moved and "data-dir" not in places:
         warn(
             f"{', '.join(moved)}: not as reported; the code of the model, the loss or the metrics, "

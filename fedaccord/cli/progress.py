@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedaccord.cli.console import print_progress
+from fedaccord.cli.console import even_unread, print_progress
 from fedaccord.federation.eta import Eta
 
 if TYPE_CHECKING:
@@ -45,8 +45,9 @@ class Display:
     def on_round(self, round: "Round") -> None:
         from fedaccord.runs import metrics
 
-        for line in self.heading:
-            self.bar.console.print(line, soft_wrap=True)
+        with even_unread():
+            for line in self.heading:
+                self.bar.console.print(line, soft_wrap=True)
         self.heading = []
         self.number, self.replies = round.number, 0
         general = (f"{split}-<metric>" for split in (*metrics.SPLITS, "personal"))

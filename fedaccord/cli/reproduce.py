@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedaccord.cli.console import make_console, print_progress, print_table, stop, warn
+from fedaccord.cli.console import (
+    check_output,
+    make_console,
+    print_progress,
+    print_table,
+    stop,
+    warn,
+)
 from fedaccord.cli.settings import Pairs, read_settings
 from fedaccord.cli.watch import made_folder, progress, resumable, rounds, watched
 from fedaccord.federation.eta import Eta
@@ -96,6 +103,12 @@ def reproduce(
                 f"--page: expected a Markdown file, beside which a CSV file is stored, got {page}"
             )
         with made_folder(folder):
+            try:
+                written.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                stop(f"--page: expected a folder for {written}, got none ({error.strerror})", 2)
+            for file in (written, written.with_suffix(".csv")):
+                check_output("--page", file)
             _run(console, study, options, folder, written)
     console.print(f"page: {written}\nruns: {folder}", soft_wrap=True)
 
@@ -144,7 +157,6 @@ def _run(
 
     def on_done(done: Done) -> None:
         results.append(study.result(done))
-        page.parent.mkdir(parents=True, exist_ok=True)
         frame = merged(csv, results)
         write(csv, frame)
         replace(page, as_markdown(every, frame, csv.name).encode())

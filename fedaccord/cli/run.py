@@ -1,7 +1,6 @@
 """`fedaccord run`: a federation in this process, with its progress."""
 
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from fedaccord.cli.baseline import comparison
 from fedaccord.cli.columns import columns_tables
-from fedaccord.cli.console import make_console, print_json, printable, stop, warn
+from fedaccord.cli.console import make_console, print_json, print_warning, stop, warn
 from fedaccord.cli.keys import keys_json, keys_text
 from fedaccord.cli.progress import Display, summary_table
 from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
@@ -87,6 +86,7 @@ def federate(
         from fedaccord.engine.simulate import partition_report
         from fedaccord.federation.errors import FederationError
         from fedaccord.process import threads
+        from fedaccord.runs.logbook import run_of
         from fedaccord.task import load_task
         from fedaccord.task.multiplications import threads_of_task
 
@@ -104,6 +104,8 @@ def federate(
                 task = load_task(settings.task, num_clients=settings.num_clients)
             clients = str(partition_report(task)).splitlines()[0]
             chosen = threads_of_task(settings.threads, task, settings.strategy, settings.workers)
+            if settings.resume:
+                run_of(settings)  # raises without a name
             is_new = not Path(settings.out_dir).is_dir()
             place = runs.place if settings.name else runs.make  # a name of its own, at once
             path = place(settings.out_dir, settings.name, settings.flat)
@@ -153,4 +155,4 @@ def _warnings_on_stderr() -> Iterator[None]:
 
 class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        print(printable(f"{record.levelname.lower()}: {record.getMessage()}"), file=sys.stderr)
+        print_warning(f"{record.levelname.lower()}: {record.getMessage()}")

@@ -1,6 +1,7 @@
 """The group of commands: imports, help, unknown commands, tables."""
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -43,6 +44,28 @@ def test_progress_goes_on_where_nobody_reads_it(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(sys, "stdout", closed)
         for _ in range(3):
             print_progress("round 1/3")
+
+
+@pytest.mark.parametrize("lost", ["stdout", "stderr", "both", "full"])
+def test_a_run_goes_on_where_nobody_reads_it(lost: str, tmp_path: Path) -> None:
+    """Also one that has a warning in every round."""
+    ends = os.pipe()
+    os.close(ends[0])
+    settings = ("max-client-norm=0.1", "max-failed-rounds=9", "num-server-rounds=3")
+    words = ("run", "model=linear", "num-clients=4", *settings, "name=x", f"out-dir={tmp_path}")
+    command = [sys.executable, "-c", "from fedaccord.cli import app; app()", *words]
+    with open(ends[1], "w") as closed, open("/dev/full", "w") as full:
+        streams = {
+            "stdout": (closed, subprocess.PIPE),
+            "stderr": (subprocess.PIPE, closed),
+            "both": (closed, closed),
+            "full": (subprocess.PIPE, full),
+        }
+        out, err = streams[lost]
+        ended = subprocess.run(command, stdout=out, stderr=err, check=False)
+    summary = json.loads((tmp_path / "x" / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"], summary["rounds-counted"]) == ("failed", 3, 0)
+    assert ended.returncode == 1
 
 
 @pytest.mark.parametrize("words", ["--help", "run --help", "--version"])

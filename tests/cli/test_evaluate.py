@@ -144,6 +144,10 @@ def test_values_that_are_not_as_reported_are_a_warning(tmp_path: Path) -> None:
     save_file({name: tensor.flip(0) for name, tensor in load_file(file).items()}, file)
     line = "test-loss, test-accuracy: not as reported; the code of the model, the loss or the"
     assert line in " ".join(success(invoke("evaluate", path)).stderr.split())
+    written = summary(path)
+    (path / "summary.json").write_text(json.dumps(written | {"status": "running"}))
+    line = "not as reported; the run is dead: its model is of another round"
+    assert line in " ".join(success(invoke("evaluate", path)).stderr.split())
 
 
 def test_other_data_and_code_than_those_of_the_run_are_named(

@@ -97,13 +97,16 @@ def test_a_dry_run_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (("lenet", "--workers", "9999"), "workers: expected at most "),
         (("lenet", "--cells", "fedavgg/*"), "--cells: expected a name or pattern"),
         (("lenet", "--out", "x", "--page", "x.csv"), "--page: expected a Markdown file, beside"),
+        (("lenet", "--out", "{}/o", "--page", "{}"), "--page: expected a file in an existing"),
+        (("lenet", "--out", "{}/o", "--page", "/dev/null/x.md"), "--page: expected a folder for "),
         (("lenet", "seed=3"), "seed: `reproduce` sets it for each run; leave it out"),
         (("lenet", "lr"), "expected key=value, as lr=0.05, got 'lr'"),
         (("lenet", "--seeds", "0"), "Invalid value for '--seeds'"),
     ],
 )
 def test_bad_input_gives_one_line(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
-    assert message in refusal(tmp_path, invoke("reproduce", *words))
+    given = [word.replace("{}", str(tmp_path)) for word in words]
+    assert message in refusal(tmp_path, invoke("reproduce", *given))
 
 
 def test_a_file_that_is_no_page_of_results_is_not_overwritten(tmp_path: Path) -> None:

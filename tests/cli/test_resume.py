@@ -123,3 +123,8 @@ def test_a_run_that_another_process_writes_is_not_changed(tmp_path: Path) -> Non
     assert "--force" in invoke("resume", directory, "num-server-rounds=3").stderr
     success(invoke("resume", directory, "num-server-rounds=3", "--force"))
     assert not (directory / ".lock").exists()
+
+
+def test_a_run_that_resumes_needs_a_name(tmp_path: Path) -> None:
+    line = refusal(tmp_path, invoke("run", "resume=true", f"out-dir={tmp_path / 'runs'}"))
+    assert line.startswith("fedaccord: resume: expected name=...")
