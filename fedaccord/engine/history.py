@@ -41,15 +41,18 @@ class History(NamedTuple):
 
 
 class Recorder:
-    """Collects the result of `simulate`; state_of: (client, round) -> its state after the round."""
+    """Collects the result of `simulate`; state_of: (client, round) -> its state after the round;
+    last_state_of: the same after the last one."""
 
     def __init__(
         self,
         state_of: Callable[[int, int], Any],
         weights: bool,
         on_round: Callable[[Round], None] | None = None,
+        last_state_of: Callable[[int, int], Any] | None = None,
     ) -> None:
         self.state_of, self.keep, self.on_round = state_of, weights, on_round
+        self.last_state_of = last_state_of or state_of
         self.rows: list[dict[str, float]] = []
         self.weights: list[Tensor] = []
         self.averages: list[Tensor] = []
@@ -62,14 +65,14 @@ class Recorder:
         if self.keep:
             self.weights.append(round.w.to("cpu", copy=True))
             self.averages.append(round.w_bar.to("cpu", copy=True))
-            self.states.append(self.client_states())
+            self.states.append(self.client_states(self.state_of))
         if self.on_round:
             self.on_round(round)
 
-    def client_states(self) -> list[Any]:
+    def client_states(self, state_of: Callable[[int, int], Any]) -> list[Any]:
         """Every client's state after its last accepted reply."""
         assert self.last is not None
-        return [self.state_of(*pair) for pair in enumerate(self.last.accepted.tolist())]
+        return [state_of(*pair) for pair in enumerate(self.last.accepted.tolist())]
 
     def history(self, model: ArrayRecord, settings: dict[str, Any]) -> History:
         import pandas as pd
@@ -78,7 +81,7 @@ class Recorder:
         return History(
             metrics=pd.DataFrame(self.rows),
             model={name: to_tensor(array) for name, array in model.items()},
-            clients=self.client_states(),
+            clients=self.client_states(self.last_state_of),
             weights=torch.stack(self.weights) if self.keep else None,
             averages=torch.stack(self.averages) if self.keep else None,
             states=self.states if self.keep else None,

@@ -317,7 +317,9 @@ def simulate(
     clients_of = _clients(config, task, None, choice.vectorize, drawn=cohorts is None)
     with chosen.in_use(), quiet(), clients_of as make:
         own = make(None)
-        recorder = Recorder(own.store.state, weights=record == "weights", on_round=on_round)
+        recorder = Recorder(
+            own.store.state, record == "weights", on_round, last_state_of=own.store.last_state
+        )
         run = recorded_run.run_of(
             method,
             own if faults is None else FaultyFleet(own, faults),

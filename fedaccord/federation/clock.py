@@ -63,6 +63,8 @@ class Clock:
         Raises FederationError if none ever connects."""
         if self._always:
             return clients, now
+        if active := self.active(clients, now):
+            return active, now
         first = min((self.devices[i].next_active(now) for i in clients), default=math.inf)
         if first == math.inf:
             raise FederationError(

@@ -13,7 +13,8 @@ empty: never.
 import csv
 import math
 import random
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,7 +56,9 @@ class Device(NamedTuple):
             return math.inf
         end = now
         for begin, stop in self._intervals(now):  # may be adjacent, also across two periods
-            if begin <= end < stop:
+            if begin > end:
+                break
+            if end < stop:
                 end = stop
         return math.inf if 0 < self.period < end - now else end
 
@@ -64,21 +67,26 @@ class Device(NamedTuple):
         if self.until(now) > now:
             return now
         later = (begin for begin, stop in self._intervals(now) if now < begin < stop)
-        return min(later, default=math.inf)
+        return next(later, math.inf)
 
-    def _intervals(self, now: float) -> list[tuple[float, float]]:
-        """The intervals around ``now``, (begin, end) in order: of the period before, this one and
-        the next two."""
+    def _intervals(self, now: float) -> Iterator[tuple[float, float]]:
+        """The intervals from the last one that began by ``now``, or one before, in order: of this
+        period and the next two."""
+        active, length = self.active, self.period
+        if not length:
+            yield from active[max(0, bisect_right(active, (now, math.inf)) - 1) :]
+            return
 
         def at(period: float, seconds: float) -> float:
             """The end of a period equals the beginning of the next one, despite rounding."""
-            if seconds == self.period:
-                return (period + 1) * self.period
-            return period * self.period + seconds
+            return (period + 1) * length if seconds == length else period * length + seconds
 
-        first = now // self.period - 1 if self.period else 0.0
-        periods = [first + k for k in range(4 if self.period else 1)]
-        return [(at(period, b), at(period, e)) for period in periods for b, e in self.active]
+        this = now // length
+        since = max(0, bisect_right(active, (now - this * length, math.inf)) - 2)
+        parts = (this - 1, active[-1:]), (this, active[since:]), (this + 1, active)
+        for period, some in (*parts, (this + 2, active)):
+            for b, e in some:
+                yield at(period, b), at(period, e)
 
 
 def devices(profile: str, seed: int, num_clients: int) -> list[Device]:

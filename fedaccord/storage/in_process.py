@@ -61,6 +61,10 @@ class InProcessStore(Store):
         except MissingStateError:
             return None
 
+    def last_state(self, client: int, round: int) -> Any:
+        """As `state`, if no visit follows."""
+        return self.state(client, round)
+
     def states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
         """(round, state) of each client whose state after the round ``accepted[client]`` is stored;
         states from `FileStore` are valid until the next call."""
@@ -163,6 +167,10 @@ class FileStore(PageStore):
 
     def state(self, client: int, round: int) -> Any:
         return map_vectors(torch.clone, super().state(client, round))
+
+    def last_state(self, client: int, round: int) -> Any:
+        """Its vectors are views of the file, which is freed with them."""
+        return super().state(client, round)
 
     def states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
         for file in self._files:  # the pages of the last call's states

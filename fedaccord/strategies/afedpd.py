@@ -34,7 +34,8 @@ the poster prints rho_t; its value, and lr, decay and weight decay, are those of
 authors' simulator, provisional. Evaluated and returned is w_bar, as in the theorem, not w^t.
 """
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -72,14 +73,15 @@ class ServerState(NamedTuple):
     lam_bar_after: dict[int, Vector]
 
 
-def _last(rounds: Iterable[int], t: int) -> int:
-    """The last round up to t that counted; -1: none."""
-    return max((round for round in rounds if round <= t), default=-1)
+def _last(rounds: Sequence[int], t: int) -> int:
+    """The last of the rounds, in order, up to t; -1: none."""
+    number = bisect_right(rounds, t)
+    return rounds[number - 1] if number else -1
 
 
 def _after(state: ServerState, t: int) -> Vector:
     """The virtual steps up to round t, or to the last one before it that counted; zero at first."""
-    lam_bar = state.lam_bar_after.get(_last(state.lam_bar_after, t))
+    lam_bar = state.lam_bar_after.get(_last(sorted(state.lam_bar_after), t))
     zero = torch.zeros_like(state.lam_bar)
     return zero if lam_bar is None else to_device(lam_bar, state.lam_bar.device)
 
@@ -168,7 +170,8 @@ class AFedPD(FederatedStrategy):
             virtual = _after(state, cohort.round) + step.mul_(1 - self.fraction_train)
             visits = [t - 1 for t in visits]
         after = {**state.lam_bar_after, cohort.round: virtual}
-        needed = {cohort.round, *(_last(after, t) for t in visits)}
+        rounds = sorted(after)
+        needed = {cohort.round, *(_last(rounds, t) for t in visits)}
         after = {t: v for t, v in after.items() if t in needed}
         return (lam_bar / self.rho).add_(w_bar), ServerState(lam_bar, after)
 
