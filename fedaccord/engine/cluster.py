@@ -3,7 +3,6 @@
 import logging
 import os
 import shutil
-import signal
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -13,11 +12,13 @@ from typing import Any
 import ray
 import torch
 from ray._private import ray_constants
+from ray._private import utils as ray_utils
 
 from fedaccord.compat.read_only import over
 from fedaccord.data.seeding import ALONE
 from fedaccord.federation import ray_cluster
 from fedaccord.federation.errors import last_line
+from fedaccord.process.interrupts import interruptible
 from fedaccord.process.threads import check as check_cores
 from fedaccord.storage.files import nearest
 
@@ -74,15 +75,12 @@ def ray_for(workers: int, address: str, threads: int, gpus: float) -> Iterator[M
             return
         if address == "local":
             check_cores(workers, "workers", "0 trains the clients in this process")
-        begin(address, workers * threads)
-        try:
+        with started(address, workers * threads):
             for what, each, key in (("CPU", threads, "threads"), ("GPU", gpus, "gpus-per-worker")):
                 more = f" for {workers} workers of {each:g}; lower workers or {key}"
                 check_room("workers", workers * each, what, more)
             with tensors_as_arrays():
                 yield {"num_cpus": threads, "num_gpus": gpus}
-        finally:
-            ray.shutdown()
 
 
 @contextmanager
@@ -117,15 +115,29 @@ def _to_array(tensor: torch.Tensor) -> Any:
     return tensor.detach().cpu().numpy()
 
 
-def begin(address: str, cores: int) -> None:
-    """Start Ray here with so many cores, or join the cluster at ``address``.
+@contextmanager
+def started(address: str, cores: int) -> Iterator[None]:
+    """A block with Ray, here with so many cores, or with the cluster at ``address``; a signal ends
+    it as it ends any other.
 
     Raises ValueError, in one line, if there is none.
     """
-    before = signal.getsignal(signal.SIGTERM)
-    uv_run = getattr(ray_constants, UV_RUN)
+    with interruptible() as interrupts:
+        try:
+            with interrupts.held():  # an exception in Ray's start would end the process with a dump
+                begin(address, cores)
+            yield
+        finally:
+            ray.shutdown()
+
+
+def begin(address: str, cores: int) -> None:
+    """Start or join Ray, as in `started`."""
+    uv_run, sigterm = getattr(ray_constants, UV_RUN), ray_utils.set_sigterm_handler
     if UV_RUN not in os.environ:
         setattr(ray_constants, UV_RUN, False)
+    # Ray's handler would end the process at once
+    ray_utils.set_sigterm_handler = lambda handler: None
     try:
         if address == "auto" and (problem := ray_cluster.unreachable()):
             raise ValueError(problem)
@@ -147,8 +159,7 @@ def begin(address: str, cores: int) -> None:
         ) from None
     finally:
         setattr(ray_constants, UV_RUN, uv_run)
-    if before is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)  # Ray's own would end the process at once
+        ray_utils.set_sigterm_handler = sigterm
 
 
 def check_room(key: str, wanted: float, what: str, more: str = "") -> None:

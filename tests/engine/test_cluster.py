@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ import pytest
 
 ray = pytest.importorskip("ray")
 ray_constants = pytest.importorskip("ray._private.ray_constants")
+ray_utils = pytest.importorskip("ray._private.utils")
 cluster = pytest.importorskip("fedaccord.engine.cluster")
 pytestmark = pytest.mark.flower  # it starts Ray
 
@@ -51,6 +53,24 @@ def test_a_cluster_that_is_gone_is_named_at_once_and_a_local_one_ignores_it(
         cluster.begin("auto", 1)
     cluster.begin("local", 1)
     assert addresses == ["local"]
+
+
+def test_a_signal_while_ray_starts_ends_the_block_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's own handler would end the process at once, an exception in its core with a dump."""
+    done = []
+
+    def init(*_: object, **__: object) -> None:
+        ray_utils.set_sigterm_handler(lambda *_: pytest.fail("Ray's handler was called"))
+        os.kill(os.getpid(), signal.SIGTERM)
+        done.append("started")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: done.append("shutdown"))
+    with pytest.raises(KeyboardInterrupt) as error, cluster.started("local", 1):
+        pytest.fail("not reached")
+    assert error.value.args == (signal.SIGTERM,)
+    assert done == ["started", "shutdown"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_more_local_workers_than_cores_are_refused_before_ray_starts(

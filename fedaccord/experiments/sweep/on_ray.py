@@ -14,7 +14,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # gpus = 0: a 
 
 import ray
 
-from fedaccord.engine.cluster import begin, check_room, environment
+from fedaccord.engine.cluster import check_room, environment, started
 from fedaccord.experiments.sweep.plan import SweepOptions
 from fedaccord.experiments.sweep.trial import FAILED, Job, OnRow, Row, Workers, execute, mean
 from fedaccord.process import threads
@@ -38,35 +38,32 @@ def on_ray(options: SweepOptions) -> Iterator[Climbing]:
 
     Raises ValueError if there is no such cluster, or if it is too small.
     """
-    with environment():
-        begin(options.ray_address, max(threads.processes(options.workers), math.ceil(options.cpus)))
-        try:
-            check_room("[sweep] cpus", options.cpus, "CPU")
-            check_room("[sweep] gpus", options.gpus, "GPU")
-            of_ray = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_retries=0)
-            task = of_ray(_rung)
+    cores = max(threads.processes(options.workers), math.ceil(options.cpus))
+    with environment(), started(options.ray_address, cores):
+        check_room("[sweep] cpus", options.cpus, "CPU")
+        check_room("[sweep] gpus", options.gpus, "GPU")
+        of_ray = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_retries=0)
+        task = of_ray(_rung)
 
-            def climb(
-                ladders: Sequence[Ladder], goes_on: Callable[[int, list[Row]], bool], on_row: OnRow
-            ) -> None:
-                running = {task.remote(ladder[0]): (ladder, 0) for ladder in ladders}
-                while running:
-                    (future, *_), _ = ray.wait([*running])
-                    ladder, rung = running.pop(future)
-                    try:
-                        rows = ray.get(future)
-                    except ray.exceptions.RayError as error:  # its process died, or a file's error
-                        ladder, rung = [ladder[-1]], 0
-                        reason = str(error).strip().splitlines()[-1]
-                        rows = [{"status": FAILED, "reason": reason}] * len(ladder[0])
-                    for job, row in zip(ladder[rung], rows, strict=True):
-                        on_row(job, row)
-                    if rung + 1 < len(ladder) and goes_on(rung, rows):
-                        running[task.remote(ladder[rung + 1])] = ladder, rung + 1
+        def climb(
+            ladders: Sequence[Ladder], goes_on: Callable[[int, list[Row]], bool], on_row: OnRow
+        ) -> None:
+            running = {task.remote(ladder[0]): (ladder, 0) for ladder in ladders}
+            while running:
+                (future, *_), _ = ray.wait([*running])
+                ladder, rung = running.pop(future)
+                try:
+                    rows = ray.get(future)
+                except ray.exceptions.RayError as error:  # its process died, or a file's error
+                    ladder, rung = [ladder[-1]], 0
+                    reason = str(error).strip().splitlines()[-1]
+                    rows = [{"status": FAILED, "reason": reason}] * len(ladder[0])
+                for job, row in zip(ladder[rung], rows, strict=True):
+                    on_row(job, row)
+                if rung + 1 < len(ladder) and goes_on(rung, rows):
+                    running[task.remote(ladder[rung + 1])] = ladder, rung + 1
 
-            yield climb
-        finally:
-            ray.shutdown()
+        yield climb
 
 
 @contextmanager
