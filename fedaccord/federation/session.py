@@ -13,7 +13,7 @@ from fedaccord.core.cohort import PendingRequest
 from fedaccord.core.privacy import Normal, Privacy, secret, seeded
 from fedaccord.core.request import EvaluateRequest, ModelLayout, TrainInstruction, TrainRequest
 from fedaccord.core.rounds import RoundState, broadcast
-from fedaccord.core.vectors import Vector, dtype_of
+from fedaccord.core.vectors import Vector, dtype_of, leaves
 from fedaccord.federation.fleet import DEVICES, Fleet
 from fedaccord.federation.method import Method
 from fedaccord.federation.state_dict import layout_of
@@ -109,10 +109,12 @@ class Session:
         is_w_init = s.t == 0 and self.half.rounding is None  # the broadcast itself
         late = self.half.needs_w_init and not is_w_init
         rounded: dict[int, tuple[Vector, Vector]] = {}
+        first: dict[tuple[int, int], Any] = {}  # the message to the first client of each last visit
         for i in cohort:
-            accepted = int(s.accepted[i])
+            client, down = s.client(i), broadcast(self.method, s, i)
+            accepted, like = client.last_round, first.setdefault(client[2:], down)
             w_init = s.w_init if late and accepted < 0 else None
-            down = self._rounded(broadcast(self.method, s, i), s.t, rounded)
+            down = self._rounded(like if _are_equal(down, like) else down, s.t, rounded)
             pending.append(PendingRequest(i, s.t, accepted, down, w_init, s.buffers))
         return pending
 
@@ -200,3 +202,11 @@ def views(vector: Vector, layout: Mapping[str, torch.Size]) -> dict[str, Vector]
     pieces = torch.split(vector, [shape.numel() for shape in layout.values()])
     named = zip(layout.items(), pieces, strict=True)
     return {name: piece.view(shape) for (name, shape), piece in named}
+
+
+def _are_equal(a: Any, b: Any) -> bool:
+    """Whether two messages of one method have the same vectors."""
+    ours, theirs = dict(leaves(a)), dict(leaves(b))
+    return ours.keys() == theirs.keys() and all(
+        v is theirs[name] or torch.equal(v, theirs[name]) for name, v in ours.items()
+    )

@@ -13,6 +13,7 @@ from fedaccord.core.rounds import RoundState, broadcast, first_state, server_rou
 from fedaccord.core.rule import Model
 from fedaccord.core.vectors import Vector, length
 from fedaccord.federation import round as round_module
+from fedaccord.federation.session import Session
 from fedaccord.storage import mapped
 from fedaccord.storage.mapped import in_file
 from fedaccord.strategies import AFedPD, RelaxedInit
@@ -131,6 +132,23 @@ def test_what_was_missed_is_sent_only_where_something_was() -> None:
     assert [m["down"] for m in history.metrics] == [1, 1, 2, 2]
     through = federation.run("afedpd", LEAST_SQUARES, W0, schedule, local_steps=K)
     assert list(through.metrics["down-vectors"][1:]) == [1, 1, 2, 2]
+
+
+def test_clients_of_one_last_visit_share_what_they_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[dict[int, Any]] = []
+    whole = Session.pending
+
+    def pending(session: Session, s: RoundState, cohort: Any) -> Any:
+        requests = whole(session, s, cohort)
+        rounds.append({request.client: request.down.missed for request in requests})
+        return requests
+
+    monkeypatch.setattr(Session, "pending", pending)
+    schedule = [[0, 1, 2, 3], [0, 3], [0, 1, 2, 3]]
+    federation.run("afedpd", LEAST_SQUARES, W0, schedule, local_steps=K)
+    missed = rounds[2]
+    assert missed[0] is missed[3] is None
+    assert missed[1] is missed[2] is not None
 
 
 def test_the_headline_is_the_average_of_local_models() -> None:
