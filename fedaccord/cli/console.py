@@ -226,4 +226,4 @@ def _complain(problem: object, code: int) -> int:
 
 
 def _line(problem: object) -> str:
-    return printable(" ".join(str(problem).split()))
+    return " ".join(str(problem).split())

@@ -95,6 +95,8 @@ def federate(
     try:
         settings = RunConfig.make(read())
         settings.strategy.check_clients(settings.num_clients)
+        if settings.resume:
+            run_of(settings)  # raises without a name
         for line in warnings(settings):
             warn(line)
         threads.check(settings.threads)
@@ -104,8 +106,6 @@ def federate(
                 task = load_task(settings.task, num_clients=settings.num_clients)
             clients = str(partition_report(task)).splitlines()[0]
             chosen = threads_of_task(settings.threads, task, settings.strategy, settings.workers)
-            if settings.resume:
-                run_of(settings)  # raises without a name
             is_new = not Path(settings.out_dir).is_dir()
             place = runs.place if settings.name else runs.make  # a name of its own, at once
             path = place(settings.out_dir, settings.name, settings.flat)

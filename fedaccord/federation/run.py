@@ -171,7 +171,7 @@ class Run:
         session.fleet.connect(method.wait_timeout, settings, session.model, least)
         num_clients = session.fleet.num_clients
         size = fmean(map(len, self.cohorts)) if self.cohorts else method.cohort_size(num_clients)
-        log.info("%d clients connected, %.4g a round", num_clients, size)
+        log.info("%d clients connected, %d a round", num_clients, round(size))
         method.check_clients(num_clients, self.cohorts)
         for plugin in session.half.plugins:
             if advice := plugin.advice(method, size / num_clients):

@@ -165,12 +165,12 @@ class CohortSolver:
             g_rows, own = g.new_empty(len(rows), g.shape[1]), point[rows]
             losses[rows] = self._gradient(x, y, g_rows, own)
             g[rows], point[rows] = g_rows, own  # a forward pass may change weights in place
-            if len(lengths) > 1 and self.model.unsaved.has_changed():
-                raise NotImplementedError(
-                    "expected a model that does not count its passes, for batches of unequal size, "
-                    f"got {type(self.model.module).__name__}, whose attributes or unsaved buffers "
-                    "change; train its clients one at a time"
-                )
+        if len(lengths) > 1 and self.model.unsaved.has_changed():
+            raise NotImplementedError(
+                "expected a model that does not count its passes, for batches of unequal size, "
+                f"got {type(self.model.module).__name__}, whose attributes or unsaved buffers "
+                "change; train its clients one at a time"
+            )
         return losses
 
     def _gradient(self, inputs: Tensor, targets: Tensor, g: Vector, point: Vector) -> Tensor:
