@@ -33,6 +33,7 @@ def pass_on(parent: socket.socket, number: int) -> None:
 
 def main(path: str, program: str, *arguments: str) -> int:
     parent = socket.socket(socket.AF_UNIX)
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until they can be passed on
     try:
         parent.connect(path)
         send(parent, [program, *arguments], os.environ)
@@ -41,9 +42,11 @@ def main(path: str, program: str, *arguments: str) -> int:
         line = f"fedaccord: the warm process is gone ({error}); starting {program} without it\n"
         sys.stderr.write(line)
         sys.stderr.flush()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
         os.execv(program, [program, *arguments])
     for number in PASSED_ON:
         signal.signal(number, lambda number, _: pass_on(parent, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     code = int(parent.recv(8) or 1)  # nothing: the warm process died, not its child
     if code < 0:  # a signal ended the child
         if -code in PASSED_ON:
