@@ -39,7 +39,7 @@ app = typer.Typer(
 )
 for name in COMMANDS:
     app.command()(getattr(import_module(f"fedaccord.cli.{name}"), name))
-app.command()(fedscale_traces.devices)
+app.command()(fedscale_traces.fedscale_traces)
 app.command(context_settings={"ignore_unknown_options": True})(device.device)
 app.add_typer(deploy.app, name="deploy")
 

@@ -1,4 +1,4 @@
-"""`fedaccord devices`: FedScale's traces of phones as a file for device-profile."""
+"""`fedaccord fedscale-traces`: FedScale's traces of phones as a file for device-profile."""
 
 import pickle
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from fedaccord.cli.console import check_output, make_console, refusing
 TRAINING = 3.0  # FedScale's factor on the milliseconds of an inference
 
 
-def devices(
+def fedscale_traces(
     capacity: Annotated[
         Path, typer.Argument(help="FedScale's client_device_capacity: speed and bandwidth.")
     ],
@@ -33,7 +33,7 @@ def devices(
     function or a class is refused without executing it. Client i becomes the device with the i-th
     smallest number; a trace with fewer devices than clients repeats. An example:
 
-    fedaccord devices client_device_capacity --behaviour client_behave_trace --clients 100
+    fedaccord fedscale-traces client_device_capacity --behaviour client_behave_trace --clients 100
     """
     from fedaccord.federation.device_profiles import write
 

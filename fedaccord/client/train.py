@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sized
+from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -219,19 +220,19 @@ def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainRep
 
 
 def _steps(instruction: TrainInstruction, batches: Iterable[Batch]) -> int:
-    """K_i; 0 if it follows from the batches and no rate depends on it.
-
-    Raises ValueError if a rate does and the batches have no length.
-    """
-    schedule = instruction.half.schedule
-    if not schedule.falls or instruction.local_steps:
+    """K_i; 0 if the batches have no length. Raises ValueError if a rate depends on it then."""
+    if instruction.local_steps:
         return instruction.local_steps
-    if not isinstance(batches, Sized):
+    if isinstance(batches, Sized):
+        with suppress(TypeError):  # a DataLoader of an IterableDataset has none
+            return instruction.local_epochs * len(batches)
+    schedule = instruction.half.schedule
+    if schedule.falls:
         raise ValueError(
             f"lr-schedule={schedule.name}: expected batches with a length (a list, a "
             f"DataLoader), or local-steps, got a {type(batches).__name__}"
         )
-    return instruction.local_epochs * len(batches)
+    return 0
 
 
 def first_client_state(request: TrainRequest, model: FlatModel) -> Any:

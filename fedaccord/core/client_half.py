@@ -62,6 +62,11 @@ class ClientHalf:
     optimizer_state: str = "reset"
     keeps_local: bool = False  # the model has parameters or buffers that stay at the client
 
+    def __post_init__(self) -> None:
+        """Raises ValueError, in one line, if a part has a field that cannot travel."""
+        for part in (self.rule, *self.plugins, self.optimizer):
+            part.own_fields()
+
     @property
     def _shared(self) -> Any:
         """The type of the optimiser's vectors in messages, beside the method's own."""
@@ -107,10 +112,18 @@ class ClientHalf:
         return self.rule.needs_w_init or any(plugin.needs_w_init for plugin in self.plugins)
 
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> Any:
-        initial: Any = w_init if self.rule.needs_w_init else None
-        state = _of_type(self.rule, "init", self.rule.init(w, initial, config))
+        def initial(part: LocalRule | PlugIn) -> Any:
+            return w_init if part.needs_w_init else None
+
+        state = _of_type(self.rule, "init", self.rule.init(w, initial(self.rule), config))
         for plugin in self.plugins:
-            state = plugin.init(w, w_init, state)
+            inner = state
+            state = _of_type(plugin, "init", plugin.init(w, initial(plugin), inner))
+            if plugin.base(state) is not inner:
+                raise TypeError(
+                    f"{type(plugin).__name__}.base: expected the state that `init` was given, got "
+                    f"another; return the field of {type(state).__name__} that holds it"
+                )
         if not self._keeps:
             return state
         return WithMoments(_of_type(self.optimizer, "init", self.optimizer.init(w)), state)
@@ -169,8 +182,9 @@ class ClientHalf:
         if self._shared is not Stateless:
             up = message = joined(up, self.optimizer.upload(result.moments, result.config))
         memories = []
-        for plugin, own in zip(self.plugins, around, strict=True):
+        for plugin, own, kind in zip(self.plugins, around, self._sends()[1:], strict=True):
             message, memory = plugin.encode(message, down, own, result)
+            message = _of_type(plugin, "encode", message, kind)
             memories.append(memory)
         if any(plugin.loses for plugin in self.plugins):
             up, w_i0 = self.decode(message, down, result.w_K)

@@ -1,8 +1,10 @@
 """The plug-ins of a method, and what they and the method ask of its settings."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
+from fedaccord.core.plugin import COMPRESS
 from fedaccord.core.topology import ServerHalf
 
 OWN_STATES = ["reset", "keep"]  # values of optimizer-state with which the server averages none
@@ -18,14 +20,20 @@ def combine(own: Sequence[Any], others: Sequence[Any]) -> tuple[Any, ...]:
     """A method's own plug-ins and a caller's, sorted by `PlugIn.place`; the caller's replaces the
     method's of the same type.
 
-    Raises ValueError if the caller has two of one type.
+    Raises ValueError if the caller has two of one type, or if two compress or two mask uploads.
     """
     kinds = [type(plugin) for plugin in others]
     if twice := [kind.__name__ for kind in kinds if kinds.count(kind) > 1]:
         raise ValueError(f"plugins: expected one of a kind, got {twice[0]} twice; leave one out")
     instead = dict(zip(kinds, others, strict=True))
     plugins = [instead.pop(type(plugin), plugin) for plugin in own]
-    return tuple(sorted((*plugins, *instead.values()), key=lambda plugin: plugin.place))
+    plugins = sorted((*plugins, *instead.values()), key=lambda plugin: plugin.place)
+    for one, other in pairwise(plugins):
+        if one.place == other.place >= COMPRESS:
+            what = "compresses" if one.place == COMPRESS else "masks"
+            names = f"{type(one).__name__} and {type(other).__name__}"
+            raise ValueError(f"plugins: expected one that {what} uploads, got {names}")
+    return tuple(plugins)
 
 
 def in_use(method: ServerHalf) -> list[Any]:

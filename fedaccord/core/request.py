@@ -12,14 +12,19 @@ from fedaccord.core.options import did_you_mean, listed
 from fedaccord.core.rule import LocalConfig, Shapes
 from fedaccord.core.vectors import Number, Vector, nbytes
 
-BUFFERS = ("refuse", "freeze", "mean", "local")  # what happens to a model's persistent buffers
+BUFFER_POLICIES = (
+    "refuse",
+    "freeze",
+    "mean",
+    "local",
+)  # what happens to a model's persistent buffers
 
 
 class ModelSettings(NamedTuple):
     """How a module becomes the model of a run; see `task/flat_model.py`."""
 
     precision: str = "float32"
-    buffers: str = "refuse"  # of BUFFERS
+    buffers: str = "refuse"  # of BUFFER_POLICIES
     local_parameters: str = ""  # patterns of the names of parameters that stay at the client
     frozen_parameters: str = ""  # patterns of the names of parameters that keep their values
 

@@ -1,6 +1,7 @@
 """The client half of a method: its direction, its gradient, its messages and memory."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
@@ -49,7 +50,7 @@ class LocalConfig(NamedTuple):
     client: int | Sequence[int]  # i; one for each row of a cohort
     seed: int
     shapes: Shapes
-    steps: Any = 0  # K_i, if rates fall within the round: an int, or (n, 1) for a cohort
+    steps: Any = 0  # K_i: an int, or (n, 1) for a cohort; 0: the batches have no length
     hidden: Sequence[int] = ()  # indices of the hidden matrices among the parameters, for Muon
     secret: bool = False  # noise comes from the operating system, not from the seed
 
@@ -114,7 +115,20 @@ class Registered:
         """The class's name in lower case without "Client" at its end: "scaffold", "sam"."""
         return (cls.__name__.removesuffix("Client") or cls.__name__).lower()
 
+    def own_fields(self) -> dict[str, Any]:
+        """By name. Raises ValueError, in one line, if one is no plain value, which can travel."""
+        kind: Any = type(self)  # a dataclass
+        own = {field.name: getattr(self, field.name) for field in fields(kind)}
+        for name, value in own.items():
+            if not isinstance(value, bool | int | float | str | None):
+                raise ValueError(
+                    f"expected numbers, strings and booleans as fields of {kind.__name__}, "
+                    f"which travels with messages, got {name}={value!r}"
+                )
+        return own
 
+
+@dataclass(frozen=True)
 class LocalRule(Registered):
     """The client half of a method: a frozen dataclass of its hyper-parameters.
 

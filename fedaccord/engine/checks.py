@@ -41,9 +41,8 @@ def check_functions(**functions: Any) -> None:
 
 def check_examples(task: Task, method: FederatedStrategy) -> None:
     """Raise ValueError, in one line, if the reply of every client would be dropped."""
-    sizes = map(task.num_examples, range(len(task.clients)))
-    if all(size > method.max_examples for size in sizes):
-        least = min(map(task.num_examples, range(len(task.clients))))
+    least = min(map(task.num_examples, range(len(task.clients))))
+    if least > method.max_examples:
         raise ValueError(
             f"max-examples: expected at least {least}, the samples of the smallest client, got "
             f"{method.max_examples}: all replies would be dropped"

@@ -8,10 +8,12 @@ from typing import Any
 from torch import nn
 
 from fedaccord.config import RunConfig
+from fedaccord.core.optimizer import OPTIMIZERS
 from fedaccord.core.options import key_of, plain
 from fedaccord.data.seeding import seeded
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.hints import UnknownKey
+from fedaccord.strategies import METHODS, PLUGINS
 
 
 def keys_of(keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,6 +56,22 @@ def make_config(
         if not accepted:
             raise
         raise ValueError(f"{unknown} (did you mean {' or '.join(accepted)}?)") from None
+
+
+def refusal_beside(key: str, method: FederatedStrategy) -> str:
+    """Why a key of methods has no effect beside a strategy, in one line."""
+    table, _, option = key.rpartition(".")
+    name, argument = type(method).__name__, f"{option.replace('-', '_')}=..."
+    if METHODS.get(table, type(method)) is not type(method):
+        return f"{key}: expected options of {name}, got one of {table}"
+    if table in PLUGINS:
+        argument = f"plugins=({PLUGINS[table].__name__}({argument}),)"
+    if table in OPTIMIZERS:
+        argument = f"local_optimizer={OPTIMIZERS[table].__name__}({argument})"
+    return (
+        f"{key}: expected it in the strategy, as {name}({argument}), which has the settings of its "
+        "own; got it beside one"
+    )
 
 
 def keyword(key: str) -> str:

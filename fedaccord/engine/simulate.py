@@ -24,7 +24,7 @@ from fedaccord.engine.checks import check_examples, check_functions, load_checke
 from fedaccord.engine.faults import Faults, FaultyFleet
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.engine.history import History, Recorder
-from fedaccord.engine.keywords import cohorts_of, keys_of, make_config, module_of
+from fedaccord.engine.keywords import cohorts_of, keys_of, make_config, module_of, refusal_beside
 from fedaccord.engine.own_task import own_task
 from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
@@ -373,12 +373,7 @@ MODEL = ("model", "stem", "device", "metrics")  # keys of a task whose samples a
 def _refusal(key: str, method: FederatedStrategy | None, *, own_data: bool, own_model: bool) -> str:
     """Why a key has no effect beside the other arguments, in one line; empty if it has one."""
     if method is not None and key in method_keys():
-        name = type(method).__name__
-        field = key.rpartition(".")[2].replace("-", "_")
-        return (
-            f"{key}: expected it in the strategy, as {name}({field}=...), which has the "
-            "settings of its own; got it beside one"
-        )
+        return refusal_beside(key, method)
     if key in WRITTEN:
         return f"{key}: simulate writes no run directory; use fedaccord.run"
     if own_data and key in task_keys() and key not in MODEL:

@@ -389,9 +389,11 @@ class Method(Settings, ABC):
         """The settings of training and averaging in one line, including defaults."""
         who = "all" if self.fraction_train == 1 else f"{self.fraction_train:.4g} of the"
         clip = f"clip norm {self.clip_norm:g}" if self.clip_norm else "no clipping"
-        decay, within = self.rate(1) / self.rate(0), self.own_schedule().name
+        own = type(self).rate is not Settings.rate
+        first_two = f"{self.rate(0):g} and {self.rate(1):g} in the first two rounds"
+        rate = first_two if own else f"{self.lr:g} x {self.lr_decay:g} a round"
         return (
             f"{who} clients, {self.local_length} of {self.own_optimizer().registered_name()}, lr "
-            f"{self.lr:g} x {decay:g} a round ({within} within it), weight decay "
+            f"{rate} ({self.own_schedule().name} within one), weight decay "
             f"{self.weight_decay:g}, {clip}, {self.precision}, weighting {self.weighting}"
         )

@@ -23,7 +23,7 @@ class Collected(NamedTuple):
 
     state: RoundState  # the state at the server step
     requests: Sequence[TrainRequest]  # in the order of clients
-    replies: TrainReplies
+    replies: TrainReplies  # read once, in `replies.check_all`: there some fleets train
     ends: Mapping[int, float] = {}  # simulated arrival time of each client's reply
     failure: str = ""  # why the round has no cohort
 

@@ -27,7 +27,7 @@ GRACE = 5.0  # seconds to wait for more nodes if all connected ones are refused
 MOST_LINES = 10  # refused nodes that an error names
 NOTICE = 60.0  # seconds between two log lines about missing clients
 PAUSE = 0.1  # seconds between two updates while it waits for clients
-SIMULATED = "Free memory (Ray starts clients below 95% in use) and processors of other load"
+FREE_MACHINE = "Free memory (Ray starts clients below 95% in use) and processors of other load"
 KEY_ERROR = re.compile(r"(KeyError: )?'[^']*'")  # as reported
 
 
@@ -333,7 +333,7 @@ class Roster:
         served = self._partition_ids.client_of.keys() | self.refused.keys()
         claims = self._claims.items()
         is_simulation = math.isinf(self._ask_again)
-        start = SIMULATED if is_simulation else "Start their SuperNodes"
+        start = FREE_MACHINE if is_simulation else "Start their SuperNodes"
         waiting = sum(claim.client is None and node not in served for node, claim in claims)
         wanted = f"{self.num_clients or 'some'} clients"
         if least:

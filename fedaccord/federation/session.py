@@ -112,7 +112,8 @@ class Session:
         first: dict[tuple[int, int], Any] = {}  # the message to the first client of each last visit
         for i in cohort:
             client, down = s.client(i), broadcast(self.method, s, i)
-            accepted, like = client.last_round, first.setdefault(client[2:], down)
+            accepted = client.last_round
+            like = first.setdefault((accepted, client.delay), down)
             w_init = s.w_init if late and accepted < 0 else None
             down = self._rounded(like if _are_equal(down, like) else down, s.t, rounded)
             pending.append(PendingRequest(i, s.t, accepted, down, w_init, s.buffers))

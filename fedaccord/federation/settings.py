@@ -6,7 +6,7 @@ from typing import Any
 
 from fedaccord.core.optimizer import FUNCTIONS, OPTIMIZERS, SCHEDULES, STATES, Schedule
 from fedaccord.core.options import check_options, option, options
-from fedaccord.core.request import BUFFERS, ModelSettings
+from fedaccord.core.request import BUFFER_POLICIES, ModelSettings
 from fedaccord.federation.device_profiles import LOGNORMAL, NONE, PROFILES
 
 SYNCHRONOUS, BUFFERED = "synchronous", "buffered"  # values of schedule
@@ -171,7 +171,7 @@ class Settings:
         "refuse",
         "running statistics and other buffers of the model: refuse the model, freeze them, average "
         "them over the clients, or keep each client's own",
-        choices=BUFFERS,
+        choices=BUFFER_POLICIES,
     )
     local_parameters: str = option(
         "",

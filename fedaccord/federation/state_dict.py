@@ -9,11 +9,11 @@ from fedaccord.core.options import listed
 from fedaccord.core.request import ModelLayout, ModelSettings
 from fedaccord.wire.tensor_array import to_tensor
 
-BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # of PyTorch's norm layers
+OF_NORM_LAYERS = ("running_mean", "running_var", "num_batches_tracked")  # of PyTorch's norm layers
 
 
 def layout_of(arrays: ArrayRecord, settings: ModelSettings) -> ModelLayout:
-    """Buffers are integers, and arrays with a name of `BUFFERS`; all others are parameters.
+    """Buffers are integers, and arrays with a name of `OF_NORM_LAYERS`; all others are parameters.
 
     Before round 1 it is compared with the clients' models, which have the exact roles.
     Raises ValueError, in one line, if there are no parameters, or buffers that are refused.
@@ -45,7 +45,7 @@ def layout_of(arrays: ArrayRecord, settings: ModelSettings) -> ModelLayout:
 
 
 def _is_buffer(name: str, tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or name.rpartition(".")[2] in BUFFERS
+    return not tensor.is_floating_point() or name.rpartition(".")[2] in OF_NORM_LAYERS
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

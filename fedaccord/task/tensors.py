@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedaccord.core.request import BUFFERS
+from fedaccord.core.request import BUFFER_POLICIES
 
 
 def buffers_of(module: nn.Module, policy: str) -> list[str]:
     """The names of persistent buffers. Raises ValueError if there are some and they are refused."""
-    if policy not in BUFFERS:
-        raise ValueError(f"buffers: expected one of {', '.join(BUFFERS)}, got {policy!r}")
+    if policy not in BUFFER_POLICIES:
+        raise ValueError(f"buffers: expected one of {', '.join(BUFFER_POLICIES)}, got {policy!r}")
     persistent = module.state_dict().keys()
     names = [name for name, _ in module.named_buffers() if name in persistent]
     if names and policy == "refuse":

@@ -4,7 +4,6 @@ Names are looked up among the classes that this process has defined; a message n
 import.
 """
 
-import dataclasses
 import json
 from functools import lru_cache
 from typing import Any
@@ -43,16 +42,9 @@ def loads(text: str) -> ClientHalf:
     return ClientHalf(decode(rule, LocalRule), own, *steps)
 
 
-def encode(part: Any) -> dict[str, Any]:
+def encode(part: Registered) -> dict[str, Any]:
     """A rule or plug-in, a dataclass of plain values, as JSON values."""
-    fields = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
-    for name, value in fields.items():
-        if not isinstance(value, bool | int | float | str | None):
-            raise ValueError(
-                f"expected numbers, strings and booleans as fields of {type(part).__name__}, which "
-                f"travels with messages, got {name}={value!r}"
-            )
-    return {"class": part.registered_name()} | fields
+    return {"class": part.registered_name()} | part.own_fields()
 
 
 def decode(encoded: Any, base: type) -> Any:

@@ -162,11 +162,14 @@ def test_what_applies_is_one_line_at_the_start(lines: list[str]) -> None:
 @pytest.mark.parametrize(
     ("algo", "part"),
     [
-        ("fedmuon", "5 epochs of muon, lr 0.1 x 0.998 a round (constant within it)"),
+        ("fedmuon", "5 epochs of muon, lr 0.1 x 0.998 a round (constant within one)"),
         ("diloco", "5 epochs of adamw"),
         ("dfedavgm", "5 epochs of momentum"),
-        ("fedmoswa", "(linear within it)"),
-        ("scaffnew", "10 steps on average of sgd, lr 0.1 x 1 a round (constant"),
+        ("fedmoswa", "(linear within one)"),
+        (
+            "scaffnew",
+            "10 steps on average of sgd, lr 0.1 and 0.1 in the first two rounds (constant",
+        ),
         ("dpsgd", "1 step of sgd"),
     ],
 )

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedaccord import simulate
-from fedaccord.core import Cohort, Direction, LocalRule, Model
+from fedaccord.core import Cohort, Direction, LocalConfig, LocalRule, Model
 from fedaccord.core.folder import class_of
 from fedaccord.strategies import DFedAvg, FedAdam, FedAvg, FederatedStrategy
 from fedaccord.strategies.fedadam import Adaptive
@@ -292,6 +292,43 @@ def test_a_client_state_of_another_shape_is_one_line() -> None:
     line = r"CutClient.remember: expected m of shape \(\d+,\) as before, got \(3,\)"
     with pytest.raises(ValueError, match=line):
         simulate(Cut(), dataset="digits", num_clients=4, rounds=5)
+
+
+def test_a_client_half_whose_fields_cannot_travel_is_one_line() -> None:
+    @dataclass(frozen=True)
+    class LadderClient(FedAvgClient):
+        mus: Any
+
+    class Ladder(FedAvg):
+        def rule(self) -> LocalRule:
+            return LadderClient((0.1, 0.2))
+
+    line = r"^expected numbers, strings and booleans as fields of LadderClient, .*mus=\(0.1, 0.2\)$"
+    with pytest.raises(ValueError, match=line):
+        simulate(Ladder(), dataset="digits", num_clients=4, rounds=1)
+
+
+def test_the_number_of_steps_is_known_before_the_first_one() -> None:
+    """Also with rates that do not fall, one client at a time and in a cohort."""
+    seen = []
+
+    class CountsClient(FedAvgClient):
+        def direction(self, down: Any, state: Any, config: LocalConfig) -> Direction:
+            seen.extend(torch.as_tensor(config.steps).flatten().tolist())
+            return super().direction(down, state, config)
+
+    class Counts(FedAvg):
+        def rule(self) -> LocalRule:
+            return CountsClient()
+
+    data = [(torch.randn(n, 3), torch.randn(n, 1)) for n in (4, 9)]
+    settings = {"batch_size": 4, "local_epochs": 2, "fraction_train": 1.0}
+    for vectorize in ("off", "on"):
+        simulate(
+            Counts(**settings), clients=data, model=nn.Linear(3, 1), rounds=1, vectorize=vectorize
+        )
+        assert {*seen} - {1} == {2, 6}  # a trial of the hooks has one step
+        seen.clear()
 
 
 @pytest.mark.slow
