@@ -107,7 +107,10 @@ def test_a_path_that_does_not_exist_and_an_unknown_format_end_the_command(tmp_pa
         ("measure {run} --out {run}/summary.json", "--out: expected a new file, got {run}/summary"),
         ("measure {run} --landscape {run}/model.json", "--landscape: expected a new file, got"),
         ("measure {run} --radius nan", "--radius: expected a finite number, got nan"),
-        ("fedscale-traces {run}/none --out {run}/classes.csv", "--out: expected a new file, got {run}/cl"),
+        (
+            "fedscale-traces {run}/none --out {run}/classes.csv",
+            "--out: expected a new file, got {run}/cl",
+        ),
     ],
 )
 def test_no_command_replaces_a_file_of_a_run(words: str, line: str, tmp_path: Path) -> None:
