@@ -29,6 +29,10 @@ from fedaccord.runs.origin import DIRTY
 from fedaccord.storage.files import replace
 
 KEPT = data.REPOSITORY / "docs" / "results" / "runs"
+ROUNDING = (
+    ", which round differently (equal runs of FedInit at beta 0.1 on both, `beta` and `bound-10` "
+    "of [claims](claims.md), differ by up to 0.13 points)"
+)
 OF_RUN = ("config.toml", "metrics.csv", "clients.csv", "summary.json", "measures.json")
 OF_CLIENTS = ("round", "client", "status", "num-examples", "steps")
 OF_SWEEP = ("*.csv", "*.toml", "defaults.json", "run.json", "rows/*.json")
@@ -95,6 +99,7 @@ def origin(runs: Sequence[reader.Run]) -> str:
         f" The {len(runs)} runs are of {len(commits)} commit{'s' * (len(commits) > 1)}"
         + (f", {changed} of them with changes that were not committed" if changed else "")
         + (f", on {' and '.join(processors)}" if processors else "")
+        + (ROUNDING if len(processors) > 1 else "")
         + "; `config.toml` of each has its own."
     )
 

@@ -456,7 +456,9 @@ def write(options: argparse.Namespace) -> None:
             if path.exists():
                 lines += section(json.loads(path.read_text()))
     script = "[benchmarks/compression.py](../../benchmarks/compression.py)"
-    lines += [f"{script} makes these numbers and this page.{archive.sentence(stem)}", ""]
+    found = (path for path in reader.find([options.folder]) if path.name.startswith(dataset))
+    origin = archive.sentence(stem, map(reader.read, found))
+    lines += [f"{script} makes these numbers and this page.{origin}", ""]
     (RESULTS / f"{stem}.md").write_text("\n".join(lines), encoding="utf-8")
 
 

@@ -58,10 +58,12 @@ def page(folder: Path, rounds: int) -> str:
         "| method | " + " | ".join(f"epsilon {budget}" for budget in BUDGETS) + " |",
         "| --- |" + " ---: |" * len(BUDGETS),
     ]
+    every: list[reader.Run] = []
     for algo in METHODS:
         cells = []
         for budget in BUDGETS:
             runs = [reader.read(p) for p in folder.glob(f"{algo}-{budget}-*-{rounds}")]
+            every += runs
             values = [
                 100 * run.summary["test-accuracy-last"]
                 for run in runs
@@ -75,7 +77,7 @@ def page(folder: Path, rounds: int) -> str:
     settings = " ".join(f"{key}={value}" for key, value in SETTINGS.items())
     command = f"python benchmarks/privacy.py DIR --rounds {rounds}"
     end = f"Settings: `{settings}`. Made by `{command}`, then with `--write`, on a CPU."
-    lines += ["", end + archive.sentence("privacy"), ""]
+    lines += ["", end + archive.sentence("privacy", every), ""]
     return "\n".join(lines)
 
 

@@ -41,6 +41,11 @@ BEGINNING = (
     "rounds of five times as many steps, and the order there may be another."
 )
 WORDS = {"yes": "above", "no": "below", "open": "open", "equal": "equal"}
+OF_EARLIER_MUON = ("tuned-all", "full-length-200")  # pages whose FedMuon has not run again since
+EARLIER_MUON = (
+    "FedMuon's runs here iterated in bfloat16, as it did then; in float32, as it does now, the "
+    "test of seed 0 in [tuned-all](tuned-all.md) ends at 83.96% where it had ended at 83.85%."
+)
 
 
 def main() -> None:
@@ -238,6 +243,8 @@ def text(recipe: Recipe, winners: Sequence[Tested], page: str, runs: Sequence[re
         lines += [f"Failed in their tests, with their best configuration: {', '.join(each)}.", ""]
     if waiting := [name for name in left if name not in failed]:
         lines += [f"Not tested yet: {', '.join(waiting)}.", ""]
+    if page in OF_EARLIER_MUON:
+        lines += [EARLIER_MUON, ""]
     end = f"Made by {recipe.commands(page)}, on a CPU.{archive.sentence(page, runs)}"
     return "\n".join([*lines, end, ""])
 
