@@ -333,16 +333,14 @@ class Steps(NamedTuple):
     A: Tensor
     b: Tensor
 
-    def __call__(
-        self, w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
-    ) -> Solution:
+    def __call__(self, w_i0: Vector, direction: Direction, hook: GradientHook) -> Solution:
         w, g = w_i0.clone(), torch.empty_like(w_i0)
 
         def at(point: Vector) -> Tensor:
             g.copy_(self.A.T @ (self.A @ point - self.b))
             return g.new_zeros(())
 
-        return descend(w, g, [at] * STEPS, direction, hook, config)
+        return descend(w, g, [at] * STEPS, direction, hook)
 
 
 def exact_section(distances: dict[str, Any]) -> Iterator[str]:

@@ -40,7 +40,7 @@ from fedaccord.config import RunConfig
 from fedaccord.core.client_half import GradientHook
 from fedaccord.core.request import TrainReply, TrainRequest
 from fedaccord.core.rounds import Solution, client_round
-from fedaccord.core.rule import Direction, LocalConfig
+from fedaccord.core.rule import Direction
 from fedaccord.core.vectors import Vector, leaves
 from fedaccord.engine import store_choice
 from fedaccord.engine.fleet import LocalFleet
@@ -120,7 +120,7 @@ class NoSteps(LocalFleet):
         return TrainReply(visit.up, client_data.examples or 0, 1, 0.0), visit.state
 
 
-def no_steps(w: Vector, direction: Direction, hook: GradientHook, config: LocalConfig) -> Solution:
+def no_steps(w: Vector, direction: Direction, hook: GradientHook) -> Solution:
     return Solution(w.clone(), 1, torch.zeros(()), None)
 
 

@@ -108,15 +108,13 @@ class _Solver:
         self.steps = steps
         self.gradients = 0
 
-    def __call__(
-        self, w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
-    ) -> Solution:
+    def __call__(self, w_i0: Vector, direction: Direction, hook: GradientHook) -> Solution:
         def at(point: Vector) -> Tensor:
             self.gradients += 1
             return point.new_zeros(())
 
         w, g = torch.zeros_like(w_i0), torch.zeros_like(w_i0)
-        return descend(w, g, [at] * self.steps, direction, hook, config)
+        return descend(w, g, [at] * self.steps, direction, hook)
 
 
 def _size(value: Any) -> int:

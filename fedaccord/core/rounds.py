@@ -36,9 +36,7 @@ class Solution(NamedTuple):
 class Solver(Protocol):
     """Takes the local steps of a client or a cohort, usually by `descend`."""
 
-    def __call__(
-        self, w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
-    ) -> Solution: ...
+    def __call__(self, w_i0: Vector, direction: Direction, hook: GradientHook) -> Solution: ...
 
 
 class ClientRound(NamedTuple):
@@ -59,7 +57,7 @@ def client_round(
         received = half.received(down, w_i0)
         hook = GradientHook(half, received, state, config)
         # the direction's vectors are freed with the steps
-        solution = solve(w_i0, half.direction(received, state, config), hook, config)
+        solution = solve(w_i0, half.direction(received, state, config), hook)
         w_K, steps, loss, gradient, moments, mean = solution
         is_sgd = isinstance(half.optimizer, SGD)
         length = half.schedule.total(steps, config.lr) if is_sgd else None
@@ -74,7 +72,6 @@ def descend(
     gradients: Iterable[GradientAt],
     direction: Direction,
     hook: GradientHook,
-    config: LocalConfig,
 ) -> Solution:
     """Update w (..., d) in place along a direction affine in the gradient, a step per gradient:
 
@@ -90,7 +87,7 @@ def descend(
 
     Each of ``gradients`` writes the gradient at a point into the buffer g (..., d). Raises
     ValueError without a step, and if rates fall and the round has another number of steps than
-    ``config.steps``.
+    ``hook.config.steps``.
     """
     walk = _Walk.begin(w, g, direction, hook)
     at, losses = None, list[Tensor]()
@@ -99,10 +96,10 @@ def descend(
         _step(walk, k, direction, hook)
     if at is None:
         raise ValueError("expected at least one batch of training data, got none")
-    K, schedule = len(losses), hook.half.schedule
-    if schedule.falls and config.steps != K:
+    K, schedule, expected = len(losses), hook.half.schedule, hook.config.steps
+    if schedule.falls and expected != K:
         raise ValueError(
-            f"lr-schedule={schedule.name}: expected {config.steps} batches, as the data said, got "
+            f"lr-schedule={schedule.name}: expected {expected} batches, as the data said, got "
             f"{K}; give a list or a DataLoader of fixed length, or set local-steps"
         )
     loss = torch.stack(losses).mean(0, dtype=sum_dtype(w.device))
@@ -152,7 +149,6 @@ def descend_cohort(
     gradients: Iterable[CohortGradient],
     direction: Direction,
     hook: GradientHook,
-    config: LocalConfig,
 ) -> Solution:
     """`descend` of n clients, w (n, d), which may take unequal numbers of steps.
 

@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedaccord.core.client_half import GradientHook
 from fedaccord.core.rounds import CohortGradient, Solution, descend_cohort
-from fedaccord.core.rule import Direction, GradientAt, LocalConfig
+from fedaccord.core.rule import Direction, GradientAt
 from fedaccord.core.vectors import Vector, to_device
 from fedaccord.data.samples import IGNORED
 from fedaccord.data.seeding import seeded
@@ -138,15 +138,13 @@ class CohortSolver:
         self._forward = torch.vmap(self._forward_one)
         self._tried = self.layers is not None  # whether a pass draws NumPy's or Python's numbers
 
-    def __call__(
-        self, w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
-    ) -> Solution:
+    def __call__(self, w_i0: Vector, direction: Direction, hook: GradientHook) -> Solution:
         self.model.unsaved.reset()
         self.model.train()
         with tf32_as(self.precision, w_i0.device):
             w = w_i0.clone(memory_format=torch.contiguous_format)
             g = torch.empty_like(w)
-            return descend_cohort(w, g, self.gradients(g), direction, hook, config)
+            return descend_cohort(w, g, self.gradients(g), direction, hook)
 
     def gradients(self, g: Vector) -> "Iterator[_StackGradient]":
         """For each stack, a function that writes its gradients to the first rows of g (n, d)."""

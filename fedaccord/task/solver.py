@@ -63,21 +63,21 @@ class SequentialSolver:
         self._repeats = False  # whether passes start from the random numbers and buffers of a first
         self._drawn: list[Generator] = []  # the generators of these numbers
 
-    def __call__(
-        self, w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
-    ) -> Solution:
+    def __call__(self, w_i0: Vector, direction: Direction, hook: GradientHook) -> Solution:
         model = self.model
         model.load(w_i0)
         if not model.module.training:  # after `evaluate`; the call visits all layers
             model.train()
         device = model.w.device
-        seed = seed_of(config)
-        with random_numbers(seed, device, self.own_code), tf32_as(self.precision, device):
+        with (
+            random_numbers(seed_of(hook.config), device, self.own_code),
+            tf32_as(self.precision, device),
+        ):
             self._repeats = not takes_one_gradient(hook.half)
             self._drawn = generators(device, self.own_code)
-            after = local_steps(model, hook.half.optimizer, hook.half.schedule, config)
+            after = local_steps(model, hook.half.optimizer, hook.half.schedule, hook.config)
             steps = self.gradients(after)
-            solution = descend(model.w, model.g, steps, direction, hook, config)
+            solution = descend(model.w, model.g, steps, direction, hook)
         return solution._replace(w_K=model.take())
 
     def gradients(self, after: Callable[[int], None] = lambda k: None) -> Iterator[GradientAt]:

@@ -36,16 +36,14 @@ TARGETS = torch.randn(CLIENTS, D, dtype=torch.float64, generator=torch.Generator
 def solver(client: int, steps: int = 2) -> Any:
     """Gradient steps on |w - target|^2 / 2 of a client."""
 
-    def solve(
-        w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
-    ) -> Solution:
+    def solve(w_i0: Vector, direction: Direction, hook: GradientHook) -> Solution:
         w, g = w_i0.clone(), torch.empty_like(w_i0)
 
         def at(point: Vector) -> Tensor:
             torch.sub(point, TARGETS[client], out=g)
             return 0.5 * (g**2).sum(-1)
 
-        return descend(w, g, [at] * steps, direction, hook, config)
+        return descend(w, g, [at] * steps, direction, hook)
 
     return solve
 
@@ -195,7 +193,7 @@ def test_the_folded_step_is_the_formula(left_out: str, along: dict[str, Any]) ->
     config = LocalConfig(0, 1, 0.1, 0.3, 1.5, 0, 0, SHAPES)
     w0 = torch.linspace(0, 3, D, dtype=torch.float64)
     hook = GradientHook(ClientHalf(LocalRule()), None, Stateless(), config)
-    solution = solver(0, steps=4)(w0, direction, hook, config)
+    solution = solver(0, steps=4)(w0, direction, hook)
     w, losses = w0, []
     for _ in range(4):
         g = w - TARGETS[0]
@@ -221,7 +219,7 @@ def test_no_batch_is_one_clear_line() -> None:
     hook = GradientHook(ClientHalf(LocalRule()), None, Stateless(), config)
     none: list[GradientAt] = []
     with pytest.raises(ValueError, match="expected at least one batch of training data, got none"):
-        descend(torch.ones(D), torch.ones(D), none, Direction(), hook, config)
+        descend(torch.ones(D), torch.ones(D), none, Direction(), hook)
 
 
 def test_leaves_name_what_a_state_holds() -> None:

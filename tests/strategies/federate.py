@@ -56,12 +56,10 @@ class Dense:
         self.A, self.b, self.steps = A, b, steps
         self.gradients = 0
 
-    def __call__(
-        self, w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
-    ) -> Solution:
+    def __call__(self, w_i0: Vector, direction: Direction, hook: GradientHook) -> Solution:
         w, g = w_i0.clone(), torch.empty_like(w_i0)
         gradients = (self._at(rows, g) for rows in self.steps)
-        solution = descend(w, g, gradients, direction, hook, config)
+        solution = descend(w, g, gradients, direction, hook)
         if w.ndim == 1:
             return solution
         return solution._replace(steps=torch.full((len(w), 1), float(solution.steps)).to(w))

@@ -39,14 +39,14 @@ def fake() -> Iterator[None]:
         yield
 
 
-def solve(w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig) -> Solution:
+def solve(w_i0: Vector, direction: Direction, hook: GradientHook) -> Solution:
     w, g = w_i0.clone(), torch.empty_like(w_i0)
 
     def gradient_at(point: Vector) -> Tensor:
         g.copy_(2 * point)
         return norm(point).squeeze(-1)
 
-    return descend(w, g, [gradient_at] * 2, direction, hook, config)
+    return descend(w, g, [gradient_at] * 2, direction, hook)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -140,7 +140,7 @@ def cohort(
     settings = LocalConfig(0, 1, 0.1, 0.01, 0.0, tuple(range(n)), 0, model.shapes)
     hook = GradientHook(ClientHalf(LocalRule()), None, Stateless(), settings)
     solver = CohortSolver(model, stacked(data), loss, **more)
-    return solver(model.w.expand(n, -1), Direction(), hook, settings)
+    return solver(model.w.expand(n, -1), Direction(), hook)
 
 
 def compare(
@@ -155,7 +155,7 @@ def compare(
     for i, mine in enumerate(data):
         settings = LocalConfig(0, 1, 0.1, 0.01, 0.0, i, 0, model.shapes)
         hook = GradientHook(ClientHalf(LocalRule()), None, Stateless(), settings)
-        one = SequentialSolver(model, mine, loss, precision)(w, Direction(), hook, settings)
+        one = SequentialSolver(model, mine, loss, precision)(w, Direction(), hook)
         close(together.w_K[i], one.w_K, tolerance)
         close(together.loss[i], one.loss, tolerance)
         assert together.steps[i].item() == one.steps
@@ -289,7 +289,7 @@ def test_clients_out_of_order_are_refused() -> None:
     hook = GradientHook(ClientHalf(LocalRule()), None, Stateless(), settings)
     solver = Unordered(network(), stacked(batches()), F.cross_entropy)
     with pytest.raises(ValueError, match=one):
-        solver(network().w.expand(N, -1), Direction(), hook, settings)
+        solver(network().w.expand(N, -1), Direction(), hook)
 
 
 @pytest.mark.parametrize("data", [[[], []], [batches()[0], []]], ids=["all", "one"])

@@ -266,7 +266,7 @@ def test_local_steps_are_those_with_autograd(monkeypatch: pytest.MonkeyPatch) ->
         config = LocalConfig(0, 1, 0.1, 0.0, 1.0, 0, 0, model.shapes)
         hook = GradientHook(ClientHalf(LocalRule()), Model(model.w), Stateless(), config)
         return SequentialSolver(model, data, F.cross_entropy)(
-            model.w.clone(), Direction(), hook, config
+            model.w.clone(), Direction(), hook
         ).w_K
 
     ours = steps()

@@ -63,7 +63,7 @@ def solve(
     w = model.w.clone()
     hook = GradientHook(half or ClientHalf(LocalRule()), Model(w), Stateless(), config)
     steps = SequentialSolver(model, batches, loss, precision)
-    return steps(w, Direction(**direction), hook, config)
+    return steps(w, Direction(**direction), hook)
 
 
 class Reference:
@@ -272,9 +272,7 @@ def test_the_solution_is_a_tensor_of_its_own_and_the_start_is_the_callers() -> N
     model, (start,) = flat_model(), vectors(1)
     config = LocalConfig(0, 1, LR, 0.0, 0.0, 0, 0, model.shapes)
     hook = GradientHook(ClientHalf(LocalRule()), Model(start), Stateless(), config)
-    solution = SequentialSolver(model, some_batches(), no_gradient)(
-        start, Direction(), hook, config
-    )
+    solution = SequentialSolver(model, some_batches(), no_gradient)(start, Direction(), hook)
     model.w.zero_()
     assert torch.equal(start, vectors(1)[0])
     assert torch.equal(solution.w_K, start)
@@ -296,7 +294,7 @@ def test_dropout_is_a_function_of_seed_round_and_client(changes: dict[str, int])
     def walk(**own: int) -> Tensor:
         config = LocalConfig(0, 1, LR, 0.0, 0.0, 0, 0, model.shapes)._replace(**own)
         hook = GradientHook(half, Model(w), Stateless(), config)
-        return SequentialSolver(model, batches, F.cross_entropy)(w, Direction(), hook, config).w_K
+        return SequentialSolver(model, batches, F.cross_entropy)(w, Direction(), hook).w_K
 
     before = walk()
     torch.rand(7)  # wherever the caller's own random numbers are

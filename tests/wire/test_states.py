@@ -61,16 +61,14 @@ class Solver:
     def __init__(self, target: float) -> None:
         self.target = target
 
-    def __call__(
-        self, w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
-    ) -> Solution:
+    def __call__(self, w_i0: Vector, direction: Direction, hook: GradientHook) -> Solution:
         g = torch.empty_like(w_i0)
 
         def at(point: Vector) -> Tensor:
             torch.sub(point, self.target, out=g)
             return (point - self.target).square().sum() / 2
 
-        return descend(w_i0.clone(), g, [at, at], direction, hook, config)
+        return descend(w_i0.clone(), g, [at, at], direction, hook)
 
 
 def same(a: Any, b: Any) -> bool:
