@@ -28,6 +28,10 @@ class PlugIn(Registered):
     A plug-in with a memory at the client puts its own NamedTuple, with a field ``base``, around the
     method's state. A plug-in whose `decode` does not restore what was encoded sets ``loses``:
     clients then remember what the server reads.
+
+    Throughout, ``up`` is an upload and ``down`` the broadcast, NamedTuples of vectors (..., d) of
+    which the field w is the model, ``base`` is the method's state in those of the plug-ins before,
+    and ``state`` this plug-in's own around it. (...) is () of one client, (n,) of a cohort.
     """
 
     replaces: ClassVar[dict[str, str]] = {}  # options of a strategy without effect beside it -> why
@@ -107,11 +111,13 @@ class PlugIn(Registered):
         return down
 
     def gradient_init(self, w: Vector) -> Any:
-        """The work vectors of `gradient`, for the whole round, as a NamedTuple."""
+        """The work vectors of `gradient`, for the whole round, as a NamedTuple; w: w_{i,0}."""
         return Stateless()
 
     def gradient(self, at: GradientAt, point: Vector, g: Vector, buffers: Any) -> Tensor:
-        """The gradient that the method receives when it requests one at ``point``: into g."""
+        """The gradient that the method receives when it requests one at ``point`` (..., d): into
+        g (..., d), not clipped; returns the loss (...) at ``point``. ``at`` does so for the next
+        plug-in, or the data; ``buffers``: of `gradient_init`."""
         return at(point)
 
     def encode(self, up: Any, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:

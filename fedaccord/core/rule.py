@@ -136,6 +136,11 @@ class LocalRule(Registered):
     and a result; a rule keeps none. Every method works for one client, vectors (d,), and for a
     cohort, vectors (n, d). Returned vectors may be passed on by reference: do not change them in
     place afterwards.
+
+    Throughout, ``down`` is the broadcast, of the type `receives`, ``state`` the client's own, of
+    the type that `init` returns, and ``config`` the settings of the round. Vectors have the dtype
+    of the run's precision and the device of the model, and the shape (..., d) unless `init` or the
+    server made another.
     """
 
     receives: ClassVar[Any] = Model  # NamedTuple type of the broadcast; its field w is the model
@@ -223,7 +228,7 @@ class LocalRule(Registered):
         return None
 
     def upload(self, w_K: Vector, down: Any, state: Any, result: LocalResult) -> Any:
-        """The reply, of the type `sends`."""
+        """The reply, of the type `sends`; w_K: w_{i,K} (..., d)."""
         return Model(w_K)
 
     def remember(self, read: Any, down: Any, state: Any, result: LocalResult) -> Any:
@@ -237,11 +242,11 @@ class LocalRule(Registered):
         return state
 
     def dual(self, down: Any, state: Any) -> Vector | None:
-        """The client's dual variable lam_i^t as a visit begins; None: the method has none."""
+        """The client's dual variable lam_i^t (..., d) as a visit begins; None: it has none."""
         return None
 
     def personal(self, state: Any) -> Vector | None:
-        """The client's own model, evaluated on its own test samples; None: it has none."""
+        """The client's own model (..., d), evaluated on its own test samples; None: it has none."""
         return None
 
 

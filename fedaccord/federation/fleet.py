@@ -38,7 +38,11 @@ class SecureChannel(Protocol):
 
 
 class Fleet(Protocol):
-    """All clients of a federation."""
+    """All clients of a federation.
+
+    Throughout, seconds and timeouts are in seconds, ``least`` is a number of clients, and
+    ``settings`` and ``model`` say how a module becomes the run's model, and its names and shapes.
+    """
 
     place: str  # of the clients: IN_PROCESS, SIMULATED or DEVICES
     home: torch.device  # of the server's vectors
