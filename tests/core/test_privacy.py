@@ -134,6 +134,12 @@ def test_noise_of_a_simulation_belongs_to_seed_and_round_and_that_of_the_system_
     assert p.secret(3).shape == (3,)
 
 
+def test_a_number_of_the_system_does_not_repeat_another_one_of_its_draw() -> None:
+    """A draw has two halves, of the same uniform numbers."""
+    one, other = p.secret(20_000).view(2, -1)
+    assert abs(float((one * other).mean())) < 5 / math.sqrt(10_000)
+
+
 # --- the adaptive clip ----------------------------------------------------------------------------
 
 

@@ -82,9 +82,12 @@ def test_iid_cuts_all_samples_into_equal_sizes(n, num_clients, seed):
     assert sorted(np.concatenate(parts)) == list(range(n))
 
 
+@pytest.mark.parametrize("own", [0, 20])
 @pytest.mark.parametrize("scheme", ["iid", *SKEWED])
-def test_another_seed_gives_another_partition(scheme):
-    parts = [np.concatenate(partition(LABELS, 10, scheme, seed=seed)) for seed in range(4)]
+def test_another_seed_gives_another_partition(scheme, own):
+    """Also if each client draws its own samples."""
+    more = {"samples_per_client": own}
+    parts = [np.concatenate(partition(LABELS, 10, scheme, seed=seed, **more)) for seed in range(4)]
     assert all(not np.array_equal(a, b) for a, b in pairwise(parts))
 
 
@@ -232,6 +235,7 @@ def test_report_counts_what_is_held():
     assert result.counts.tolist() == [[2, 1, 0], [0, 1, 1]]
     assert result.duplicated == 2  # sample 0, twice in one client, and sample 2, in two
     assert result.unused == 2  # samples 1 and 4
+    assert report([np.array([0, 0, 0, 1, 2, 3, 4])], labels).duplicated == 1  # one, three times
     assert str(result).splitlines() == [
         "2 clients, 2 to 3 samples and 2 to 2 of 3 classes each; "
         "2 samples held more than once, 2 unused",

@@ -333,11 +333,11 @@ def test_the_adaptive_clip_needs_enough_clients_a_round() -> None:
         first_of(guarantee, 0.1, 3, 20)
 
 
-def deployed(rounds: int) -> torch.Tensor:
+def deployed(rounds: int, share: float, noise: float) -> torch.Tensor:
     """The model of a federation over messages that is no simulation."""
-    method = METHODS["fedavg"](
-        **SETTINGS, local_epochs=1, plugins=[DP(clip=0.1, noise_multiplier=1.0)]
-    )
+    own = {"local_epochs": 1, "fraction_train": share}
+    plugins = [DP(clip=0.1, noise_multiplier=noise)]
+    method = METHODS["fedavg"](**SETTINGS | own, plugins=plugins)
     with InProcessGrid(client_app(), 6) as grid, engine.quiet():
         over = run_over(grid, method, rounds)
         assert over.session.is_deployed
@@ -346,8 +346,10 @@ def deployed(rounds: int) -> torch.Tensor:
     return over.state.w
 
 
-def test_a_deployment_draws_its_noise_from_the_system() -> None:
-    one, two = deployed(2), deployed(2)
+@pytest.mark.parametrize(("share", "noise"), [(1.0, 1.0), (0.5, 0.0)], ids=["noise", "cohorts"])
+def test_a_deployment_draws_from_the_system(share: float, noise: float) -> None:
+    """Each alone: the other would hide that it comes from the seed."""
+    one, two = deployed(3, share, noise), deployed(3, share, noise)
     assert not torch.equal(one, two)
 
 

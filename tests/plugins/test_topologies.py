@@ -79,6 +79,8 @@ def test_a_restricted_matrix_with_links_that_lie_on_no_cycle() -> None:
     """They cannot be part of a doubly stochastic matrix; scaling alone would take forever."""
     W = (torch.eye(4) + torch.eye(4).roll(1, 1)).double() / 2  # 0 -> 1 -> 2 -> 3 -> 0
     assert torch.equal(restricted(W, [0, 1, 2]), torch.eye(3, dtype=torch.float64))
+    ring = torch.eye(4).roll(1, 1).double()  # the same without self-loops
+    assert torch.equal(restricted(ring, [0, 1, 2]), torch.eye(3, dtype=torch.float64))
 
 
 def test_a_restricted_matrix_with_links_that_are_too_weak() -> None:

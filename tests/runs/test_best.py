@@ -90,6 +90,14 @@ def test_a_run_that_resumes_keeps_the_best_of_the_rounds_that_count(tmp_path: Pa
     assert "keeps the best" not in result.stderr
 
 
+def test_a_value_of_another_metric_is_not_restored() -> None:
+    """A loss of 1.5 would be better than any accuracy."""
+    best = Best(RunConfig.make(SMALL | {"keep-best": "test-accuracy"}))
+    facts = {"file": BEST, "metric": "test-loss", "round": 2, "value": 1.5}
+    best.restore(facts, {"best.2": W})
+    assert best.facts() == {}
+
+
 def test_evaluate_finds_the_best_model(tmp_path: Path) -> None:
     path = federate(tmp_path, 3, name="x", **{"keep-best": "test-accuracy"})
     result = invoke("evaluate", path, "--best")

@@ -218,6 +218,16 @@ def test_a_round_that_a_full_disk_cut_off_is_not_there_twice(
     again.close()
 
 
+def test_the_seconds_of_a_run_that_resumes_are_those_of_all_its_parts(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path), "x", SETTINGS)
+    run.record({"round": 1, "loss": 0.5}, [])
+    position = run.position | {"seconds": 1000.0}
+    run.close()
+    lock = Lock(run.path)
+    again = RunDirectory.reopen(run.path, SETTINGS, {}, number=1, position=position, lock=lock)
+    assert 1000 <= summary(again)["seconds"] < 1060
+
+
 def test_files_are_synced_before_they_are_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,6 +303,7 @@ def test_a_diverged_loss_is_null_in_the_summary(tmp_path: Path) -> None:
     run.record({"round": 3, "test-loss": float("inf")}, [])
     run.summarise("failed")
     assert summary(run)["test-loss-last"] is None
+    assert summary(run)["test-loss-mean-of-last-10"] is None
     assert summary(run)["test-loss-best"] == 3.0
 
 

@@ -294,11 +294,11 @@ def test_a_client_refuses_what_would_reveal_its_upload() -> None:
 
 @pytest.mark.parametrize(
     ("holders", "share", "needed"),
-    [(4, 0.5, 3), (5, 0.5, 3), (5, 0.6, 3), (10, 0.6, 6), (10, 0.61, 7), (10, 1.0, 10)],
+    [(4, 0.5, 3), (5, 0.5, 3), (5, 0.6, 3), (25, 0.56, 14), (10, 0.61, 7), (10, 1.0, 10)],
 )
 def test_more_than_half_of_the_holders_are_needed(holders: int, share: float, needed: int) -> None:
-    secure = SecureRound(range(holders), *Masking(24, 20, share))
-    secure.graph = regular_graph(range(holders), 20)
+    secure = SecureRound(range(holders), *Masking(24, 24, share))
+    secure.graph = regular_graph(range(holders), 24)
     assert secure.threshold(0) == needed
 
 

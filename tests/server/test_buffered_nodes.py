@@ -216,6 +216,27 @@ def test_a_lost_visit_frees_its_seat_at_its_deadline(clock: Clock) -> None:
     assert [round.metrics["replies"] for round in reports[1:]] == [C - 1, C, C]
 
 
+def test_a_step_waits_for_as_many_good_replies_as_the_buffer_holds() -> None:
+    net = Nodes(range(C), ["error"])
+    (last,) = played(net, method_of("scaffold", concurrency=C, buffer_size=2), 1)[1:]
+    assert (last.metrics["replies"], last.metrics["dropped"]) == (2, 1)
+
+
+def test_a_visit_that_could_not_be_sent_frees_its_seat_at_once(clock: Clock) -> None:
+    class Unsent(Nodes):
+        """Flower gives no id to a message for a node that has just left."""
+
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            ids = [*super().push_messages(messages)]
+            lost = self.visits - {message_id for message_id, _, _ in self.pending}
+            return ["" if message_id in lost else message_id for message_id in ids]
+
+    net = Unsent(range(1, C), ["lost"])
+    reports = played(net, method_of("scaffold", concurrency=C, buffer_size=C), 1)
+    assert dropped(reports[1]) == [(0, LATE)]
+    assert clock.now < TIMEOUT
+
+
 def test_another_node_of_a_client_ends_its_visit(clock: Clock) -> None:
     """Without a wait for the deadline, with the state that the server accepted last."""
     net = Nodes(random.Random(1), ["lost"])

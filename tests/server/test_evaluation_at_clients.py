@@ -1,5 +1,6 @@
 """The output model and personal models on the clients' own samples: the same in every runtime."""
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -181,6 +182,7 @@ def test_a_local_part_is_evaluated_beside_the_output_model(settings: dict[str, A
         samples = task.client_test(row["client"])
         state = history.clients[row["client"]]
         assert ("personal-loss" in row) == (row["client"] != 3) == (state is not None)
+        assert row["evaluation-examples"] == len(samples[1])
         w, initial = history.state.w, model.initial_local
         own = state and (getattr(state.base, "v", w), state.local)  # Ditto has a w of its own
         for name, parts in (("client", (w, initial)), ("personal", own)):
@@ -358,6 +360,34 @@ def test_a_reply_that_cannot_be_averaged_is_one_line(
     assert [last[f"evaluation-{x}"] for x in ("replies", "dropped", "empty")] == [5, 1, 0]
     assert all(w.startswith(f"1 of 6 clients did not evaluate the model: {line}") for w in warnings)
     assert len(warnings) == 2
+
+
+def test_a_function_of_the_users_sees_the_clients_that_evaluated() -> None:
+    def evaluate(message: Message, context: Context) -> Message:
+        return of_samples(message, context) if number(context) != 2 else answer(message)
+
+    def count(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
+        return MetricRecord({"clients": len(replies)})
+
+    app = trained()
+    app.evaluate()(evaluate)
+    method = strategy(FedAvg, evaluation="clients", evaluate_metrics_aggr_fn=count)
+    with InProcessGrid(app, C) as grid, quiet():
+        result = method.start(grid, INITIAL, 1)
+    assert result.evaluate_metrics_clientapp[1]["clients"] == C - 1
+
+
+def test_a_loss_of_nan_shows_before_other_metrics_that_the_model_diverged() -> None:
+    nan = {"num-examples": 1, "brier": math.nan, "loss": math.nan}
+    last = rounds(lambda message, _: answer(message, **nan))[-1].metrics
+    assert last["client-loss"] == math.inf
+
+
+def test_personal_models_that_all_diverge_say_nothing_of_the_output_model() -> None:
+    diverged = lambda message, _: answer(message, loss=1e16)  # noqa: E731
+    last = rounds(diverged, kind=Ditto, evaluation="server")[-1].metrics
+    assert last["evaluation-dropped"] == C
+    assert "client-loss" not in last
 
 
 def test_flowers_result_has_the_clients_metrics_and_a_users_own() -> None:

@@ -4,7 +4,15 @@ import inspect
 from typing import Any
 
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flowers
 
@@ -92,6 +100,18 @@ def test_metrics_of_training_are_aggregated_by_a_function_of_the_users() -> None
     for number, metrics in result.train_metrics_clientapp.items():
         assert number in (1, 2)
         assert float(str(metrics["largest"])) >= float(str(metrics["train-loss"])) > 0
+
+
+def test_a_function_of_the_users_sees_the_replies_that_count() -> None:
+    def broken(message: Message, reply: Message) -> Message:
+        return Message(Error(code=2, reason="broken"), reply_to=message)
+
+    def count(replies: list[RecordDict], key: str) -> MetricRecord:
+        return MetricRecord({"clients": len(replies)})
+
+    with InProcessGrid(client_app(broken), C) as grid, quiet():
+        result = strategy(train_metrics_aggr_fn=count).start(grid, INITIAL, 1)
+    assert result.train_metrics_clientapp[1]["clients"] == C - 1
 
 
 @pytest.mark.parametrize("key", ["config", "settings"])

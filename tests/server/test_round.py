@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Error, Message
 
 from fedaccord.core.vectors import length
 from fedaccord.engine import quiet
@@ -51,6 +51,17 @@ def test_a_round_that_goes_too_far_fails(
     assert torch.allclose(step, good[1].w - good[0].w, rtol=1e-2)
     line = "round 1 failed: max-update-norm: expected a step of the model of at most 5, got "
     assert any(w.startswith(line) for w in warnings)
+
+
+def test_the_broadcast_to_a_dropped_client_counts() -> None:
+    """Its upload does not."""
+
+    def broken(message: Message, reply: Message) -> Message:
+        return Message(Error(code=2, reason="broken"), reply_to=message)
+
+    last = federation(strategy(), 1, broken)[-1].metrics
+    assert (last["down-vectors"], last["up-vectors"]) == (C, C - 1)
+    assert last["down-bytes"] / C == last["up-bytes"] / (C - 1) > 0
 
 
 def test_what_the_server_keeps_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

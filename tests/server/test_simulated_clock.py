@@ -14,7 +14,7 @@ from fedaccord.federation.device_profiles import Device
 from fedaccord.federation.errors import FederationError
 from fedaccord.strategies import FedAvg, FedPD
 from fedaccord.strategies.fedpd import is_silent
-from fedaccord.task import Task
+from fedaccord.task import Clients, Task
 from fedaccord.task.batches import PAIRS
 from fedaccord.task.sources import FunctionSource, SourceClients
 
@@ -72,6 +72,12 @@ def test_the_batches_of_a_function_have_sizes_of_their_own(size: int) -> None:
     assert clock.end(request(0, local_steps=3, batch_size=50), 0.0).seconds == 3 * size
 
 
+def test_a_full_batch_has_at_most_the_samples_of_a_client() -> None:
+    clients = Clients([torch.randn(6, 4)], [torch.arange(6) % 3])
+    own = Task(lambda: torch.nn.Linear(4, 3), clients)
+    assert [own.samples_of_step(0, size) for size in (0, 4, 50)] == [6, 4, 6]
+
+
 def test_a_silent_round_uploads_nothing() -> None:
     """FedPD's coin: some seeds are silent in the round in which the cost is measured."""
     device, cases = Device(seconds_per_sample=0.0, up=1.0, down=math.inf), set()
@@ -90,6 +96,8 @@ def test_a_silent_round_uploads_nothing() -> None:
         visit = visit._replace(instruction=visit.instruction._replace(half=half))
         silent = is_silent(0.5, seed, 0)
         assert clock.end(visit, 0.0).seconds == (0 if silent else 40)
+        with_buffers = visit._replace(buffers=torch.zeros(4))
+        assert clock.end(with_buffers, 0.0).seconds == (16 if silent else 56)
         cases.add(silent)
     assert len(cases) == 2
 

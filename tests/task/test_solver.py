@@ -445,7 +445,7 @@ def test_losses_are_summed_in_float64_where_there_is_float64() -> None:
     assert float(solution.loss) == pytest.approx((1e8 + 4) / 5, rel=1e-12)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw", "muon"])
 def test_local_parameters_are_trained_beside_the_shared_ones(optimizer: str) -> None:
     """One client that keeps its last layer takes the steps of one that shares it."""
     generator = torch.Generator().manual_seed(4)

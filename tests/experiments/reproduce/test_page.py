@@ -139,6 +139,7 @@ def test_measures_beside_the_accuracy_and_their_ratios(tmp_path: Path) -> None:
         result("fedinit/few", 0, 80.0, **{"rounds-to-target": 9.0, "seconds-a-round": 3.0}),
         result("fedinit/few", 1, 80.0, **{"rounds-to-target": 11.0, "seconds-a-round": 3.0}),
         result("fedinit/few", 2, 80.0, changed="lr=9", **{"rounds-to-target": 99.0}),
+        result("fedinit/few", 3, 80.0, rounds=2, **{"rounds-to-target": 99.0}),
     ]
     heading, fedavg, fedinit = measures_of(table, merged(tmp_path / "none.csv", results))
     assert heading[1:4] == ["rounds to the target", "ours", "speed in rounds"]

@@ -107,6 +107,19 @@ def test_a_trial_resumes_from_its_rung_with_the_same_numbers(
     assert rounds == [3, 4, 5]
 
 
+def test_a_rung_at_simulated_seconds_reads_no_round_after_it(tmp_path: Path) -> None:
+    """A sweep that is started again ranks it by the same number."""
+    short, whole = (
+        job(tmp_path, num_server_rounds=rounds, device_profile="lognormal")._replace(
+            metric="accuracy-at-1000000"
+        )
+        for rounds in (1, 3)
+    )
+    row = execute(short)
+    assert execute(whole)["validation-accuracy-at-1000000"] != row["validation-accuracy-at-1000000"]
+    assert row_of(short) == row
+
+
 def damage_checkpoints(path: Path) -> None:
     for file in (path / "checkpoint").glob("*.json"):
         file.write_text("{")
