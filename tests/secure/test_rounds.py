@@ -21,6 +21,7 @@ from fedaccord.client import secure as client_secure
 from fedaccord.compat.crypto import encrypt
 from fedaccord.core.rule import LocalConfig
 from fedaccord.engine import History, Recorder, quiet
+from fedaccord.engine.fleet import InProcessFleet
 from fedaccord.federation import message_fleet, roster, secure
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.run import Run
@@ -77,6 +78,19 @@ def test_the_servers_memory_is_the_clients(name: str, bits: int) -> None:
     """At any number of bits: clients remember what the server reads of them."""
     history = run(method(name, SecureSum(bits=bits, range=64.0)), 4)
     assert gap(name, history) < 1e-9
+
+
+def test_a_round_waits_for_as_many_clients_as_a_sum_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    least = list[int]()
+
+    def wait_for(fleet: InProcessFleet, needed: int, *_: Any) -> Any:
+        least.append(needed)
+        return fleet.available(), ""
+
+    monkeypatch.setattr(InProcessFleet, "wait_for", wait_for)
+    for plugins in ((), (MASKED,)):
+        run(method("fedavg", *plugins), 1)
+    assert least == [1, 3]
 
 
 def test_rounding_is_unbiased_and_within_a_step() -> None:

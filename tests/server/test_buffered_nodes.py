@@ -222,6 +222,12 @@ def test_a_step_waits_for_as_many_good_replies_as_the_buffer_holds() -> None:
     assert (last.metrics["replies"], last.metrics["dropped"]) == (2, 1)
 
 
+def test_the_staleness_of_a_step_is_that_of_its_good_replies() -> None:
+    net = Nodes(range(1, C), [None, None, None, "error"])
+    *_, last = played(net, method_of("scaffold", concurrency=C, buffer_size=2), 2)
+    assert (last.metrics["dropped"], last.metrics["staleness"]) == (1, 1.0)
+
+
 def test_a_visit_that_could_not_be_sent_frees_its_seat_at_once(clock: Clock) -> None:
     class Unsent(Nodes):
         """Flower gives no id to a message for a node that has just left."""

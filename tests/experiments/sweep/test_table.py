@@ -60,6 +60,13 @@ def test_a_failed_seed_is_left_out_of_pairs_and_counted() -> None:
     assert math.isnan(row[f"test-{METRIC}-std"])
 
 
+def test_a_failed_seed_of_fedavg_is_in_no_pair() -> None:
+    tests = [trial("fedavg", 0, 0.5, status="failed"), trial("fedavg", 1, 0.6)]
+    tests += [trial("fedprox", seed, 0.7) for seed in (0, 1)]
+    row = winners_table(winners(), tests, METRIC).set_index("algo").loc["fedprox"]
+    assert (row.seeds, row.better) == (2, "1 of 1")
+
+
 def test_a_smaller_loss_is_better() -> None:
     loss = "loss-last"
     tests = [trial("fedavg", 0, None, **{"test-loss-last": 2.0})]
