@@ -56,10 +56,15 @@ def run(
 ) -> RunDirectory:
     """Run a configuration in this process, without a ClientApp; see `recorded_run.run`.
 
-    cohorts: the clients of each round, instead of drawn ones; on_client: called with a client's
-    number after its local round.
+    config: of `RunConfig.make`; on_round: called with each round, from the evaluation of w^0 as
+    round 0; cohorts: the clients of each round, instead of drawn ones; on_client: called with a
+    client's number after its local round; at: the round of the checkpoint from which a config with
+    ``resume`` goes on, None: the last one. Raises ValueError, in one line, on settings that do not
+    fit, FederationError if the run fails.
     """
     check_functions(on_round=on_round, on_client=on_client)
+    if at is not None and not config.resume:
+        raise ValueError(f"at: expected None without resume=true in the configuration, got {at}")
     task = load_checked(config, cohorts)  # errors are raised before a file is written
     report = partition_report(task)
     counts = {"duplicated": report.duplicated, "unused": report.unused}

@@ -427,6 +427,12 @@ def test_a_run_resumes_where_its_data_and_its_clients_states_have_moved(
     assert json.loads((again.path / "summary.json").read_text())["rounds"] == ROUNDS
 
 
+def test_a_checkpoint_of_a_run_that_begins_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^at: expected None without resume=true .*, got 2$"):
+        engine.run(make(settings, name="new"), at=2)
+    assert not (Path(settings["out-dir"]) / "new").exists()
+
+
 def test_another_method_is_refused(settings: dict[str, Any]) -> None:
     copy_of(settings, "method")
     config = make(settings, algo="fedavg", name="method", resume=True)
