@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 
 import pytest
 
@@ -9,8 +10,8 @@ from fedaccord.experiments.sweep.configuration import Configuration
 from fedaccord.experiments.sweep.search import Ask, Asks, Search, budget, halving, ranked, search
 from tests.experiments.sweep.plans import make
 
-pytest.importorskip("optuna", reason="needs the extra sweep")
 Objective = Callable[[Ask], float]
+NEEDS_OPTUNA = pytest.mark.skipif(find_spec("optuna") is None, reason="needs the extra sweep")
 LR = {"lr": {"low": 0.01, "high": 1.0, "log": True}}
 
 
@@ -72,6 +73,7 @@ def test_equal_scores_are_ranked_by_name_and_failures_last() -> None:
     assert ranked(asks, scores)[:3] == [asks[i].configuration for i in (4, 1, 3)]
 
 
+@NEEDS_OPTUNA
 def test_optuna_repeats_its_proposals() -> None:
     """A restarted sweep gets the same proposals, so that it finds their rows."""
 
@@ -88,6 +90,7 @@ def test_optuna_repeats_its_proposals() -> None:
     assert points(0, lambda ask: math.nan)[:4] == first[:4]  # failures do not end it
 
 
+@NEEDS_OPTUNA
 def test_optuna_proposes_choices_and_integers() -> None:
     space = {"local-epochs": {"low": 1, "high": 3}, "model": ["linear", "mlp"], **LR}
     plan = make(space, search="optuna", trials=6)
