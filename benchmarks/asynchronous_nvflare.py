@@ -8,7 +8,7 @@ Seed by seed; a run that is completed in DIR is not repeated.
 
 import statistics
 from collections.abc import Callable
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ SETTINGS: dict[str, Any] = {
     "device-profile": "lognormal", "threads": 1, "device": "cpu",
 }  # fmt: skip
 PAGE = data.REPOSITORY / "docs" / "results" / "asynchronous-cifar10.md"
-Tables = dict[tuple[str, str], list[pd.DataFrame]]  # by method and schedule, one a seed
+Tables = dict[tuple[str, str], list[pd.DataFrame]]  # the evaluated rounds, as `Runs`
+Runs = dict[tuple[str, str], list[reader.Run]]  # by method and schedule, one a seed
 
 
 def main() -> None:
@@ -55,19 +56,17 @@ def main() -> None:
         data.complete(options.folder, settings)
 
 
-def completed(folder: Path) -> Tables:
-    """The evaluated rounds of each method and schedule."""
-    tables: Tables = {}
+def completed(folder: Path) -> Runs:
+    runs: Runs = {}
     for algo, schedule in product(METHODS, SCHEDULES):
         paths = sorted(folder.glob(f"{algo}-{schedule.replace(' ', '-')}-*"))
-        runs = [reader.read(path).metrics for path in paths if status(path) == COMPLETED]
-        tables[algo, schedule] = [it[it["test-accuracy"].notna()] for it in runs]
-    return tables
+        runs[algo, schedule] = [reader.read(p) for p in paths if status(p) == COMPLETED]
+    return runs
 
 
 def page(folder: Path) -> str:
-    tables = completed(folder)
-    runs = [reader.read(path) for path in reader.find([folder])]
+    runs = completed(folder)
+    tables = {of: [_evaluated(run.metrics) for run in each] for of, each in runs.items()}
     seeds = max(map(len, tables.values()))
     return "\n".join(
         [
@@ -103,10 +102,14 @@ def page(folder: Path) -> str:
             "",
             f"Settings: `{' '.join(f'{key}={value}' for key, value in SETTINGS.items())}`. "
             "[benchmarks/asynchronous_nvflare.py](../../benchmarks/asynchronous_nvflare.py) makes "
-            f"the runs and this page.{archive.sentence(PAGE.stem, runs)}",
+            f"the runs and this page.{archive.sentence(PAGE.stem, chain(*runs.values()))}",
             "",
         ]
     )
+
+
+def _evaluated(rounds: pd.DataFrame) -> pd.DataFrame:
+    return rounds[rounds["test-accuracy"].notna()]
 
 
 def _table(tables: Tables, cell: Callable[[list[pd.DataFrame]], str]) -> list[str]:

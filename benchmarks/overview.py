@@ -29,6 +29,7 @@ TITLE = re.compile(
     r"# Tuned methods on (?P<data>.+): (?P<rounds>\d+) rounds, (?P<share>\d+%) of "
     r"(?P<clients>\d+) clients, Dirichlet (?P<alpha>[\d.]+)"
 )
+EVERY = re.compile(r"evaluated every (\d+) rounds")
 
 
 class Gain(NamedTuple):
@@ -74,14 +75,13 @@ def main() -> None:
 def read(results: Path, name: str) -> Page:
     """A page of benchmarks/tuned.py. Raises ValueError for another one."""
     lines = (results / f"{name}.md").read_text().splitlines()
-    title = TITLE.fullmatch(lines[0])
-    if title is None:
+    title, interval = TITLE.fullmatch(lines[0]), EVERY.search("".join(lines))
+    if title is None or interval is None:
         raise ValueError(f"{name}.md: expected a page of tuned methods, got {lines[0]!r}")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
     cells = {row[0]: row for row in rows[2:]}
     base = cells.pop(accuracy.BASELINE)
-    every = int(re.search(r"evaluated every (\d+) rounds", "".join(lines))[1])  # type: ignore[index]
-    gains = {name: gain(row, base, every) for name, row in cells.items()}
+    gains = {name: gain(row, base, int(interval[1])) for name, row in cells.items()}
     return Page(name, title.groupdict(), gains, {name: tuned(row) for name, row in cells.items()})
 
 

@@ -12,12 +12,7 @@ from fedaccord.core.options import did_you_mean, listed
 from fedaccord.core.rule import LocalConfig, Shapes
 from fedaccord.core.vectors import Number, Vector, nbytes
 
-BUFFER_POLICIES = (
-    "refuse",
-    "freeze",
-    "mean",
-    "local",
-)  # what happens to a model's persistent buffers
+BUFFER_POLICIES = ("refuse", "freeze", "mean", "local")  # of a model's persistent buffers
 
 
 class ModelSettings(NamedTuple):

@@ -251,9 +251,13 @@ def generator(key: str) -> torch.Generator:
     return torch.Generator().manual_seed(random.Random(key).getrandbits(63))
 
 
-def each_client(client: int | Sequence[int], draw: Callable[[int], Vector]) -> Vector:
-    """``draw(i)`` (d,) of one client, or (n, d) of a cohort."""
-    return draw(client) if isinstance(client, int) else torch.stack([draw(i) for i in client])
+def each_client(
+    client: int | Sequence[int], of_one: Callable[..., Vector], *vectors: Vector
+) -> Vector:
+    """``of_one(i, *vectors)`` (d,) of one client; (n, d) of a cohort, whose vectors have rows."""
+    if isinstance(client, int):
+        return of_one(client, *vectors)
+    return torch.stack([of_one(i, *rows) for i, *rows in zip(client, *vectors, strict=True)])
 
 
 def _parts(value: Any) -> Iterable[tuple[Any, Any]]:

@@ -62,7 +62,7 @@ def refusal_beside(key: str, method: FederatedStrategy) -> str:
     """Why a key of methods has no effect beside a strategy, in one line."""
     table, _, option = key.rpartition(".")
     name, argument = type(method).__name__, f"{option.replace('-', '_')}=..."
-    if METHODS.get(table, type(method)) is not type(method):
+    if not isinstance(method, METHODS.get(table, object)):
         return f"{key}: expected options of {name}, got one of {table}"
     if table in PLUGINS:
         argument = f"plugins=({PLUGINS[table].__name__}({argument}),)"

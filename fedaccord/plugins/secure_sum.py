@@ -36,7 +36,7 @@ from fedaccord.core.plugin import MASK, PlugIn
 from fedaccord.core.privacy import Masking, Privacy, clipped
 from fedaccord.core.rule import LocalResult
 from fedaccord.core.topology import ServerHalf
-from fedaccord.core.vectors import Vector, generator, leaves
+from fedaccord.core.vectors import Vector, each_client, generator, leaves
 
 log = logging.getLogger("flwr")
 
@@ -135,17 +135,15 @@ class SecureSum(PlugIn):
 
     def encode(self, up: Any, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
         config, models = result.config, self.models.split(",")
-        one, seed, t = isinstance(config.client, int), config.seed, config.round
-        generators = [generator(f"secure sum {seed} {t} {i}") for i in config.clients]
+        seed, t = config.seed, config.round
+        own = {i: generator(f"secure sum {seed} {t} {i}") for i in config.clients}
         updates = {n: v - down.w if n in models else v for n, v in leaves(up)}
         if self.clip:
             bound = self.bound(sum(u.shape[-1] for u in updates.values()))
             updates = dict(leaves(clipped(up._replace(**updates), down.w, (), bound)))
         sent: dict[str, Any] = {}
         for name, u in updates.items():
-            rows = [u] if one else [*u]
-            integers = [self.quantised(x, g) for x, g in zip(rows, generators, strict=True)]
-            sent[name] = integers[0] if one else torch.stack(integers)
+            sent[name] = each_client(config.client, lambda i, x: self.quantised(x, own[i]), u)
         return up._replace(**sent), None
 
     def bound(self, size: int) -> float:

@@ -3,6 +3,7 @@
 import os
 import pickle
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ BEHAVIOUR = {
 }
 
 
+convert = partial(invoke, "fedscale-traces")
+
+
 def dumped(path: Path, value: Any) -> Path:
     path.write_bytes(pickle.dumps(value))
     return path
@@ -31,12 +35,12 @@ def test_traces_become_devices(tmp_path: Path) -> None:
     capacity = dumped(tmp_path / "capacity", CAPACITY)
     behaviour = dumped(tmp_path / "behaviour", BEHAVIOUR)
     out = tmp_path / "devices.csv"
-    words = ("fedscale-traces", capacity, "--behaviour", behaviour, "--clients", 3, "--out", out)
-    assert "3 devices" in success(invoke(*words)).stdout
+    words = (capacity, "--behaviour", behaviour, "--clients", 3, "--out", out)
+    assert "3 devices" in success(convert(*words)).stdout
     trace: dict[str, Any] = {"active": ((0, 20), (50, 60)), "period": 100}
     slow, fast = Device(0.03, 1000, 1000, **trace), Device(0.06, 100_000, 100_000, **trace)
     assert read(out, 3) == [slow, fast, slow]
-    success(invoke("fedscale-traces", capacity, "--out", out))
+    success(convert(capacity, "--out", out))
     assert read(out, 2) == [Device(0.03, 1000, 1000), Device(0.06, 100_000, 100_000)]
 
 
@@ -44,15 +48,7 @@ def test_intervals_are_in_order_and_end_with_the_trace(tmp_path: Path) -> None:
     capacity = dumped(tmp_path / "capacity", CAPACITY)
     late = {1: {"active": [50, 0, 120], "inactive": [160, 20, 130], "finish_time": 100}}
     out = tmp_path / "devices.csv"
-    words = (
-        "fedscale-traces",
-        capacity,
-        "--behaviour",
-        dumped(tmp_path / "late", late),
-        "--out",
-        out,
-    )
-    success(invoke(*words))
+    success(convert(capacity, "--behaviour", dumped(tmp_path / "late", late), "--out", out))
     assert read(out, 2)[0].active == ((0, 20), (50, 100))
 
 
@@ -68,7 +64,7 @@ def test_a_malicious_trace_is_refused_and_nothing_is_executed(tmp_path: Path) ->
     bomb = tmp_path / "executed"
     trace = dumped(tmp_path / "trace", CAPACITY | {1: Malicious(bomb)})
     for words in ((trace,), (dumped(tmp_path / "good", CAPACITY), "--behaviour", trace)):
-        result = invoke("fedscale-traces", *words, "--out", tmp_path / "out.csv")
+        result = convert(*words, "--out", tmp_path / "out.csv")
         assert "which a trace does not need" in refusal(tmp_path, result)
         assert not bomb.exists()
         assert not (tmp_path / "out.csv").exists()
@@ -90,7 +86,7 @@ def test_a_malicious_trace_is_refused_and_nothing_is_executed(tmp_path: Path) ->
 )
 def test_a_wrong_trace_is_one_line(value: Any, message: str, tmp_path: Path) -> None:
     trace = dumped(tmp_path / "trace", value)
-    result = invoke("fedscale-traces", trace, "--out", tmp_path / "out.csv")
+    result = convert(trace, "--out", tmp_path / "out.csv")
     assert message in refusal(tmp_path, result)
 
 
@@ -100,14 +96,12 @@ def test_a_wrong_trace_is_one_line(value: Any, message: str, tmp_path: Path) -> 
 def test_a_damaged_trace_is_one_line(content: bytes, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     trace.write_bytes(content)
-    assert "expected a FedScale trace" in refusal(tmp_path, invoke("fedscale-traces", trace))
+    assert "expected a FedScale trace" in refusal(tmp_path, convert(trace))
     line = f"cannot read {tmp_path / 'none'} (No such file or directory); check the path"
-    assert line in refusal(tmp_path, invoke("fedscale-traces", tmp_path / "none"))
+    assert line in refusal(tmp_path, convert(tmp_path / "none"))
 
 
 def test_a_device_that_is_never_active(tmp_path: Path) -> None:
     never = {1: {"active": [5], "inactive": [5], "finish_time": 9}}
     good, bad = dumped(tmp_path / "good", CAPACITY), dumped(tmp_path / "bad", never)
-    assert "active for a while" in refusal(
-        tmp_path, invoke("fedscale-traces", good, "--behaviour", bad)
-    )
+    assert "active for a while" in refusal(tmp_path, convert(good, "--behaviour", bad))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import ArrayRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
@@ -46,6 +46,11 @@ def client_app(spoil: Spoil | None = None, client: int | None = 2) -> ClientApp:
         return spoil(message, reply) if spoil and is_target else reply
 
     return app
+
+
+def broken(message: Message, reply: Message) -> Message:
+    """A `Spoil`."""
+    return Message(Error(code=2, reason="broken"), reply_to=message)
 
 
 def run_over(grid: Grid, method: FederatedStrategy, rounds: int, **options: Any) -> Run:

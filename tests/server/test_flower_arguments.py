@@ -4,15 +4,7 @@ import inspect
 from typing import Any
 
 import pytest
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Error,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flowers
 
@@ -23,7 +15,7 @@ from fedaccord.federation.method import LEAST
 from fedaccord.strategies import METHODS, FedAvg, FedDeper, FedProx, Scaffold
 from tests.federation import half_square, linear
 from tests.grid import InProcessGrid
-from tests.server.runs import INITIAL, LEAST_SQUARES, W0, C, client_app, strategy
+from tests.server.runs import INITIAL, LEAST_SQUARES, W0, C, broken, client_app, strategy
 
 
 @pytest.mark.parametrize(
@@ -103,9 +95,6 @@ def test_metrics_of_training_are_aggregated_by_a_function_of_the_users() -> None
 
 
 def test_a_function_of_the_users_sees_the_replies_that_count() -> None:
-    def broken(message: Message, reply: Message) -> Message:
-        return Message(Error(code=2, reason="broken"), reply_to=message)
-
     def count(replies: list[RecordDict], key: str) -> MetricRecord:
         return MetricRecord({"clients": len(replies)})
 

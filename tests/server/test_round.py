@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Error, Message
+from flwr.app import Message
 
 from fedaccord.core.vectors import length
 from fedaccord.engine import quiet
@@ -15,7 +15,7 @@ from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import AFedPD, DFedAvg, FedAdam, FedAvg, Scaffold
 from fedaccord.wire.instruction import read_instruction
 from tests.grid import InProcessGrid
-from tests.server.runs import C, Spoil, client_app, federation, run_over, strategy
+from tests.server.runs import C, Spoil, broken, client_app, federation, run_over, strategy
 from tests.server.test_bad_replies import early
 from tests.server.test_replies import with_w
 
@@ -55,10 +55,6 @@ def test_a_round_that_goes_too_far_fails(
 
 def test_the_broadcast_to_a_dropped_client_counts() -> None:
     """Its upload does not."""
-
-    def broken(message: Message, reply: Message) -> Message:
-        return Message(Error(code=2, reason="broken"), reply_to=message)
-
     last = federation(strategy(), 1, broken)[-1].metrics
     assert (last["down-vectors"], last["up-vectors"]) == (C, C - 1)
     assert last["down-bytes"] / C == last["up-bytes"] / (C - 1) > 0
