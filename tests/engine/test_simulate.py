@@ -230,6 +230,15 @@ def test_what_would_have_no_effect_is_refused_in_one_line(more: dict[str, Any], 
     assert "\n" not in str(error.value)
 
 
+def test_a_key_of_the_method_that_a_strategy_extends_is_one_of_its_own() -> None:
+    class Mine(FedAvg):
+        """A method of one's own."""
+
+    line = r"^fedavg.server-lr: expected it in the strategy, as Mine\(server_lr=...\), which has"
+    with pytest.raises(TypeError, match=line):
+        simulate(Mine(), **TASK, **{"fedavg.server-lr": 0.5})
+
+
 @pytest.mark.parametrize(
     ("algo", "line"),
     [
