@@ -317,7 +317,7 @@ def small_pictures(figure: Any, others: list[Method], methods: list[Method], col
 def limits(methods: list[Method]) -> tuple[float, float]:
     """The range of the curves after their first evaluation, the untrained model's."""
     trained = pd.concat([method.curves.iloc[1:] for method in methods])
-    low, high = trained.min(axis=None), trained.max(axis=None)
+    low, high = float(trained.min().min()), float(trained.max().max())
     return low - (high - low) / 20, high + (high - low) / 20
 
 

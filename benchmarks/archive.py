@@ -3,10 +3,11 @@
     python benchmarks/archive.py pack DIR docs/results/runs/NAME.tar.xz
     python benchmarks/archive.py unpack docs/results/runs/NAME.tar.xz DIR
 
-DIR has run directories, at any depth, or sweeps. Unpacked, they are runs that ended: `fedaccord
-compare` and `report` read them, a benchmark makes its page from them, and it or a sweep runs only
-what is missing. Left out are runs that neither completed nor failed, settings that are paths, and
-what clients measured; the rows from which costs are counted are there.
+DIR has run directories, at any depth, or sweeps, and may have tables beside them. Unpacked, they
+are runs that ended: `fedaccord compare` and `report` read them, a benchmark makes its page from
+them, and it or a sweep runs only what is missing. Left out are runs that neither completed nor
+failed, settings that are paths, and what clients measured; the rows from which costs are counted
+are there.
 """
 
 import argparse
@@ -36,6 +37,7 @@ ROUNDING = (
 OF_RUN = ("config.toml", "metrics.csv", "clients.csv", "summary.json", "measures.json")
 OF_CLIENTS = ("round", "client", "status", "num-examples", "steps")
 OF_SWEEP = ("*.csv", "*.toml", "defaults.json", "run.json", "rows/*.json")
+BESIDE_RUNS = ("*.csv", "*.json")  # of what has no run directory
 
 
 def main() -> None:
@@ -111,6 +113,7 @@ def _files(folder: Path) -> set[Path]:
         raise ValueError("expected completed runs, found none")
     runs = [run for run, how in ended.items() if how in (COMPLETED, FAILED)]
     files = {run / name for run in runs for name in OF_RUN}
+    files |= {file for pattern in BESIDE_RUNS for file in folder.glob(pattern)}
     for defaults in folder.rglob("defaults.json"):
         files |= {file for pattern in OF_SWEEP for file in defaults.parent.glob(pattern)}
     return {file for file in files if file.exists()}

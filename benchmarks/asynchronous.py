@@ -9,10 +9,11 @@ Seed by seed; a run that is completed in DIR is not repeated. It needs the extra
 import csv
 import random
 import statistics
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
+import archive
 import data
 import pandas as pd
 from ace import Ace
@@ -44,6 +45,8 @@ ACE: dict[str, Any] = {
     "schedule": "buffered", "concurrency": 10, "buffer-size": 1, "server-lr": 0.1, "eval-every": 20
 }  # fmt: skip
 PAGE = data.REPOSITORY / "docs" / "results" / "asynchronous.md"
+Tables = dict[tuple[str, str], list[pd.DataFrame]]  # the evaluated rounds, as `Runs`
+Runs = dict[tuple[str, str], list[reader.Run]]  # by method and schedule, one a seed
 
 
 def main() -> None:
@@ -51,8 +54,13 @@ def main() -> None:
     folder = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     if options.write:
-        tables = completed(folder)
-        PAGE.write_text(page(tables), encoding="utf-8")
+        runs = completed(folder)
+        tables = {of: [_evaluated(run.metrics) for run in each] for of, each in runs.items()}
+        tables["ace", "buffered"] = [
+            _evaluated(pd.read_csv(path)) for path in sorted(folder.glob("ace-[0-9].csv"))
+        ]
+        origin = archive.sentence(PAGE.stem, chain(*runs.values()))
+        PAGE.write_text(page(tables, origin), encoding="utf-8")
         draw(tables)
         return
     for seed in options.seeds:
@@ -97,17 +105,12 @@ def profile(folder: Path, seed: int) -> Path:
     return path
 
 
-def completed(folder: Path) -> dict[tuple[str, str], list[pd.DataFrame]]:
-    """The evaluated rounds of each method and schedule, one table a seed."""
-    tables: dict[tuple[str, str], list[pd.DataFrame]] = {}
+def completed(folder: Path) -> Runs:
+    runs: Runs = {}
     for algo, schedule in product(METHODS, SCHEDULES):
         paths = sorted(folder.glob(name_of(algo, schedule, "[0-9]")))
-        completed_runs = [reader.read(p) for p in paths if status(p) == COMPLETED]
-        tables[algo, schedule] = [_evaluated(it.metrics) for it in completed_runs]
-    tables["ace", "buffered"] = [
-        _evaluated(pd.read_csv(path)) for path in sorted(folder.glob("ace-[0-9].csv"))
-    ]
-    return tables
+        runs[algo, schedule] = [reader.read(p) for p in paths if status(p) == COMPLETED]
+    return runs
 
 
 def _evaluated(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -125,7 +128,7 @@ def to_target(table: pd.DataFrame) -> float | None:
     return None if reached.empty else float(reached["clock"].iloc[0])
 
 
-def page(tables: dict[tuple[str, str], list[pd.DataFrame]]) -> str:
+def page(tables: Tables, origin: str) -> str:
     rounds = SCHEDULES["buffered"]
     lines = [
         "# Asynchronous rounds",
@@ -168,13 +171,14 @@ def page(tables: dict[tuple[str, str], list[pd.DataFrame]]) -> str:
         "",
         f"Settings: `{' '.join(f'{key}={value}' for key, value in SETTINGS.items())}`. "
         "[benchmarks/asynchronous.py](../../benchmarks/asynchronous.py) makes the runs, the "
-        "picture and this page. Elsewhere: [CIFAR-10, 8 clients](asynchronous-cifar10.md).",
+        "picture and this page. Elsewhere: [CIFAR-10, 8 clients](asynchronous-cifar10.md)."
+        f"{origin}",
         "",
     ]
     return "\n".join(lines)
 
 
-def _table(tables: dict[tuple[str, str], list[pd.DataFrame]], cell: Any) -> str:
+def _table(tables: Tables, cell: Any) -> str:
     lines = [f"| method | {' | '.join(SCHEDULES)} |", "| --- |" + " ---: |" * len(SCHEDULES)]
     for algo in METHODS:
         cells = [cell(tables[algo, schedule]) for schedule in SCHEDULES]
@@ -201,7 +205,7 @@ def final_cell(runs: list[pd.DataFrame], window: int = 10) -> str:
     return f"{statistics.mean(values):.1f}{spread} ({minutes:.0f} min)"
 
 
-def draw(tables: dict[tuple[str, str], list[pd.DataFrame]]) -> None:
+def draw(tables: Tables) -> None:
     """A panel a method, a line a schedule: the mean over seeds against the mean clock."""
     from matplotlib.figure import Figure
 

@@ -15,7 +15,7 @@ from typing import Any
 import archive
 import data
 import pandas as pd
-from asynchronous import METHODS, final_cell
+from asynchronous import METHODS, Runs, Tables, final_cell
 
 from fedaccord.runs import COMPLETED, reader, status
 
@@ -37,8 +37,6 @@ SETTINGS: dict[str, Any] = {
     "device-profile": "lognormal", "threads": 1, "device": "cpu",
 }  # fmt: skip
 PAGE = data.REPOSITORY / "docs" / "results" / "asynchronous-cifar10.md"
-Tables = dict[tuple[str, str], list[pd.DataFrame]]  # the evaluated rounds, as `Runs`
-Runs = dict[tuple[str, str], list[reader.Run]]  # by method and schedule, one a seed
 
 
 def main() -> None:

@@ -178,15 +178,15 @@ def of_share(share: int, low: float, high: float) -> Claim:
 def of_server(beta: float, low: str, high: str) -> Claim:
     """FedInit's two servers."""
     text = f"server={high} above server={low} at beta {beta:g}, 10% of the clients"
-    sides = ({BETA: beta, "fedinit.server": server} for server in (low, high))
-    return Claim(text, "–", "bound-10", *sides)
+    sides = [{BETA: beta, "fedinit.server": server} for server in (low, high)]
+    return Claim(text, "–", "bound-10", sides[0], sides[1])
 
 
 def of_anchor(beta: float) -> Claim:
     """FedDyn's two anchors with relaxed initialisation."""
     text = f"relaxed initialisation with beta {beta:g} on feddyn: center=start above server"
-    sides = ({BETA: beta, "relaxed-init.center": center} for center in ("server", "start"))
-    return Claim(text, "–", "relaxed-anchor", *sides)
+    sides = [{BETA: beta, "relaxed-init.center": center} for center in ("server", "start")]
+    return Claim(text, "–", "relaxed-anchor", sides[0], sides[1])
 
 
 def above(
@@ -244,11 +244,13 @@ def dfedsam_table2(low: tuple[str, str], high: tuple[str, str], measure: str) ->
     where = f"on the {low[1]} graph"
     if low[0] == high[0]:
         texts, where = [f"the {graph} graph" for _, graph in (low, high)], f"by {PEERS[low[0]]}"
+    sides = [{"algo": method, "gossip.topology": graph} for method, graph in (low, high)]
     return Claim(
         f"{texts[1]} above {texts[0]} {where}, {MODELS[measure]}",
         " → ".join(f"{number:.2f}" for number in printed),
         "decentralised",
-        *({"algo": method, "gossip.topology": graph} for method, graph in (low, high)),
+        sides[0],
+        sides[1],
         None,
         measure,
     )

@@ -205,6 +205,7 @@ def settings(batch: int, n: int, steps: int, vectorize: str) -> RunConfig:
 def contestants(
     task: Task, config: Callable[[str], RunConfig], batch: int, n: int, steps: int
 ) -> Contestants:
+    assert isinstance(task.clients, Clients)
     x, y = task.clients.x[:batch], task.clients.y[:batch]
     assert isinstance(x, Tensor)
     assert isinstance(y, Tensor)

@@ -53,16 +53,22 @@ class Machines:
         self.ports = [devices.free_port() for _ in range(3)]
 
     def do(self, command: str, folder: Path) -> str:
-        words = {"cwd": folder, "env": self.environment, "text": True, "check": False}
-        process = subprocess.run(["sh", "-c", command], capture_output=True, **words)
+        process = self.run(["sh", "-c", command], folder)
         if process.returncode:
             sys.exit(f"{command}\n{process.stdout}{process.stderr}")
         return process.stdout
 
+    def run(self, command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            command, cwd=folder, env=self.environment, capture_output=True, text=True, check=False
+        )
+
     def start(self, folder: Path, *more: str) -> psutil.Process:
         log = (folder / "log").open("ab")
-        words = {"cwd": folder, "env": self.environment, "stdout": log, "stderr": log}
-        self.processes.append(psutil.Popen(["sh", "start.sh", *more], **words))
+        command = ["sh", "start.sh", *more]
+        self.processes.append(
+            psutil.Popen(command, cwd=folder, env=self.environment, stdout=log, stderr=log)
+        )
         return self.processes[-1]
 
     def device(self, i: int) -> psutil.Process:
@@ -71,9 +77,7 @@ class Machines:
 
     def online(self) -> int:
         """Devices; -1: the server does not answer yet."""
-        words = {"cwd": self.home, "env": self.environment, "text": True, "check": False}
-        command = ["flwr", "supernode", "ls", "federation"]
-        process = subprocess.run(command, capture_output=True, **words)
+        process = self.run(["flwr", "supernode", "ls", "federation"], self.home)
         return -1 if process.returncode else process.stdout.count("online")
 
     def wait(self, number: int) -> None:
@@ -95,7 +99,8 @@ def deployed(home: Path) -> Iterator[Machines]:
     machines = Machines(home)
     digits = datasets.load("digits")
     x, x_test = (images.movedim(1, -1).numpy() for images in (digits.x_train, digits.x_test))
-    y, test = digits.y_train.numpy(), {"x_test": x_test, "y_test": digits.y_test.numpy()}
+    y = digits.y_train.numpy()
+    test: dict[str, Any] = {"x_test": x_test, "y_test": digits.y_test.numpy()}
     for name, part in (("0", slice(SAMPLES)), ("1", slice(SAMPLES, None)), ("test", slice(50))):
         np.savez(home / f"{name}.npz", x_train=x[part], y_train=y[part], **test)
     hosts = f"--supernodes 2 --host 127.0.0.1 --port {machines.ports[0]}"
@@ -204,7 +209,8 @@ def table(run: Path) -> dict[str, Any]:
         "replies of the slow device": int((ok["client"] == 1).sum()),
         "largest staleness": float(ok["staleness"].max()) if "staleness" in ok else 0.0,
         "test accuracy": float(metrics["test-accuracy"].iloc[-1]),
-        "visits without a reply": "; ".join(f"{n} x {_short(w)}" for w, n in lost.items()) or "0",
+        "visits without a reply": "; ".join(f"{n} x {_short(str(w))}" for w, n in lost.items())
+        or "0",
     }
 
 

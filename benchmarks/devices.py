@@ -149,8 +149,9 @@ def deployment(
 
     def start(*command: str) -> psutil.Process:
         log = (work / f"{len(processes)}.log").open("wb")
-        words = {"cwd": work, "env": environment, "stdout": log, "stderr": subprocess.STDOUT}
-        processes.append(psutil.Popen(command, **words))
+        out = subprocess.STDOUT
+        process = psutil.Popen(command, cwd=work, env=environment, stdout=log, stderr=out)
+        processes.append(process)
         return processes[-1]
 
     def online() -> int:

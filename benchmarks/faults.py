@@ -142,10 +142,19 @@ def least_squares(seed: int = 0) -> tuple[Task, Tensor]:
 def after_losses(name: str, share: float, fleet_of: type[LocalFleet]) -> tuple[float, float]:
     """(distance to the optimum, broken identity) of a run."""
     task, optimum = least_squares()
+    own: dict[str, Any] = TIED[name]
     method: Any = METHODS[name](
-        **{"precision": "float64", "lr": 0.05, "lr_decay": 1.0, "weight_decay": 0.0},
-        **{"clip_norm": 0.0, "local_steps": STEPS, "batch_size": 0, "fraction_train": 1.0},
-        **{"max_failed_rounds": ROUNDS + 1, "eval_every": ROUNDS + 1, **TIED[name]},
+        precision="float64",
+        lr=0.05,
+        lr_decay=1.0,
+        weight_decay=0.0,
+        clip_norm=0.0,
+        local_steps=STEPS,
+        batch_size=0,
+        fraction_train=1.0,
+        max_failed_rounds=ROUNDS + 1,
+        eval_every=ROUNDS + 1,
+        **own,
     )
     lost = lost_replies(share)
     fleet = fleet_of(task, vectorize=True)
@@ -171,7 +180,9 @@ def gap(name: str, s: Any, fleet: LocalFleet) -> float:
     store = fleet.store
     for i in store.clients():
         accepted = int(s.accepted[i])
-        last = store.load(i).latest.round
+        memory = store.load(i)
+        assert memory is not None
+        last = memory.latest.round
         own = store.state(i, last if isinstance(fleet, GoingOn) else accepted)
         if own is None:
             continue
@@ -247,7 +258,7 @@ def checkpoint(model: str, steps: int, repetitions: int) -> list[str]:
         run = recorded_run.run_of(config.strategy, fleet, task, repetitions + 1)
         log_book.restore(run.session)
         run.begin()
-        rounds, writes = [], []
+        rounds, writes = list[float](), list[float]()
         for _ in range(repetitions + 1):
             began = time.perf_counter()
             trained = run.train_round()
@@ -271,7 +282,9 @@ def checkpoint(model: str, steps: int, repetitions: int) -> list[str]:
 def everyone(run: Run, fleet: LocalFleet) -> None:
     """Give every client a state, as after many rounds."""
     store = fleet.store
-    state = store.load(store.clients()[0]).latest.state
+    memory = store.load(store.clients()[0])
+    assert memory is not None
+    state = memory.latest.state
     for i in range(fleet.num_clients):
         own = map_vectors(lambda v: v.clone(), state)
         store.save(i, store.load(i) or Memory(Version(0, own)))

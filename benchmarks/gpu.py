@@ -154,7 +154,7 @@ def checked(options: argparse.Namespace) -> str:
     ]
     far, worst = 0.0, ""
     for name in METHODS:
-        length = {} if name in OWN_LENGTH else {"local_epochs": 2}
+        length: dict[str, Any] = {} if name in OWN_LENGTH else {"local_epochs": 2}
         run = partial(
             simulate, name, clients=data, model=model, rounds=3, batch_size=4, **length,
             participation=1.0, dtype=torch.float64, record="weights",

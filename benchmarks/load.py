@@ -274,7 +274,7 @@ class Node:
         names = [it.object_id for it in iterate_object_tree(tree)]
         contents = pull_objects(names, lambda name: self.pull_object(run, name))
         self.confirm(run, message_id)
-        message = inflate_object_from_contents(message_id, contents)
+        message: Any = inflate_object_from_contents(message_id, contents)
         message.metadata.__dict__["_message_id"] = message_id
         del contents
         reply = self.reply(message)

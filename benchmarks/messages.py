@@ -67,7 +67,7 @@ def bare(steps: int, options: argparse.Namespace) -> float:
 
 
 def message(method: str, steps: int, vectorize: str, options: argparse.Namespace) -> float:
-    rounds = []
+    rounds = list[float]()
     for _ in range(options.repetitions):
         history = simulate(
             method,

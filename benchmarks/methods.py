@@ -153,6 +153,7 @@ def make(model: str, method: str, options: argparse.Namespace) -> OneRound:
         "fraction-train": 1.0,
     }
     whole = load_task(RunConfig.make(settings).task, num_clients=SETTING["num-clients"])
+    assert isinstance(whole.clients, Clients)
     few = Clients(whole.clients.x, whole.clients.y, (whole.clients.parts or [])[: size.clients])
     if len(few) < size.clients:
         raise ValueError(f"--clients: expected at most {len(few)}, got {size.clients}")

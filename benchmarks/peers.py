@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from peers_settings import SETTINGS, THREADS, Setting
 
 from fedaccord.config import RunConfig
 from fedaccord.federation import sampling
-from fedaccord.task import Task, load_task
+from fedaccord.task import Clients, Task, load_task
 
 HERE = Path(__file__).resolve().parent / "contestants"
 # What FL-Simulator calls the methods, and its random state of round t.
@@ -141,7 +142,9 @@ def prepare(folder: Path, setting: Setting, rounds: int) -> dict[str, Any]:
     for key in ("dirichlet-alpha", "replacement"):
         keys.pop(key, None)
     Path(job["partition"]).write_text(json.dumps(parts))
-    parameters = {f"{k:02}": p.detach().numpy() for k, p in enumerate(task.module().parameters())}
+    parameters: dict[str, Any] = {
+        f"{k:02}": p.detach().numpy() for k, p in enumerate(task.module().parameters())
+    }
     np.savez(job["initial"], **parameters)
     if "fl-simulator" in setting.contestants:
         write_for_fl_simulator(folder, task, parts)
@@ -154,24 +157,28 @@ def cohorts(config: RunConfig, rounds: int) -> list[list[int]]:
     if config.eval_train:
         draws = [np.random.RandomState(t + SEED).uniform(size=count) for t in range(rounds)]
         return [np.flatnonzero(draw <= s.fraction_train).tolist() for draw in draws]
-    how = {"seed": s.seed, "fraction": s.fraction_train, "sampling": "fixed"}
-    return [sampling.draw(range(count), t=t, num_clients=count, **how) for t in range(rounds)]
+    draw = partial(sampling.draw, range(count), num_clients=count, seed=s.seed)
+    return [draw(t=t, fraction=s.fraction_train, sampling="fixed") for t in range(rounds)]
 
 
 def samples(task: Task) -> dict[str, np.ndarray]:
     """x_train (n, 3, 32, 32) uint8, y_train (n,), x_test, y_test."""
-    assert task.test is not None
+    assert isinstance(task.clients, Clients)
+    assert isinstance(task.test, tuple)
     pairs = {"train": (task.clients.x, task.clients.y), "test": task.test}
     return {
-        f"{letter}_{split}": part.numpy()  # type: ignore[union-attr]
+        f"{letter}_{split}": np.asarray(part)
         for split, pair in pairs.items()
         for letter, part in zip("xy", pair, strict=True)
     }
 
 
 def write_images(path: Path, task: Task) -> None:
-    arrays = samples(task)
-    np.savez(path, **{n: a.transpose(0, 2, 3, 1) if a.ndim == 4 else a for n, a in arrays.items()})
+    arrays: dict[str, Any] = {
+        name: array.transpose(0, 2, 3, 1) if array.ndim == 4 else array
+        for name, array in samples(task).items()
+    }
+    np.savez(path, **arrays)
 
 
 def write_for_fl_simulator(folder: Path, task: Task, parts: list[list[int]]) -> None:

@@ -56,6 +56,7 @@ from fedaccord.engine.workers import workers_fleet
 from fedaccord.federation.fleet import Fleet
 from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.run import Run
+from fedaccord.federation.session import Book
 from fedaccord.process.allocator import keep_freed_memory
 from fedaccord.strategies import FedAvg
 from fedaccord.task import Clients, Task, load_task
@@ -84,7 +85,12 @@ TARGETS = (  # of `check`: what, contestant, base, at most; a difference is in s
     *((f"{size} MB", "this package's FedAvg", "Flower's FedAvg", 1.1) for size in SIZES),
 )
 ATTEMPTS = count(1)
-INIT = {"address": "local", "num_cpus": 2, "include_dashboard": False, "log_to_driver": False}
+INIT: dict[str, Any] = {
+    "address": "local",
+    "num_cpus": 2,
+    "include_dashboard": False,
+    "log_to_driver": False,
+}
 OVERHEAD = 0.020  # seconds a client at 45 MB
 
 
@@ -258,7 +264,8 @@ def train(message: Message, context: Context) -> Message:
     if "arrays" not in message.content:
         import fedaccord.strategies  # noqa: F401  (whose rules messages name)
 
-        outputs = int(message.content["config"].get("outputs", 1))  # type: ignore[union-attr]
+        outputs = message.content.config_records["config"].get("outputs", 1)
+        assert isinstance(outputs, int)
         model, batches = empty(outputs), [sample(outputs)]
         return train_locally(message, context, model=model, batches=batches, loss=half_square)
     arrays = message.content["arrays"]
@@ -331,8 +338,8 @@ def _one_size(grid: Grid, size: float, repetitions: int, clock: Callable[[], flo
 
 
 def start(method: FedAvg, fleet: Fleet, initial_arrays: ArrayRecord, **more: Any) -> Result:
-    attempt = next(ATTEMPTS)  # clients remember the rounds of the last one
-    return Run(method, fleet, initial_arrays, attempt=attempt, **more).play()
+    book = Book(attempt=next(ATTEMPTS))  # clients remember the rounds of the last one
+    return Run(method, fleet, initial_arrays, book=book, **more).play()
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from torchvision import transforms
 
 from fedaccord.config import RunConfig
 from fedaccord.data import datasets
-from fedaccord.task import Task, load_task
+from fedaccord.task import Clients, Task, load_task
 
 ENGINE = ("fedavg", "scaffold", "feddyn")
 CONTESTANTS = ("plain", "bare", *ENGINE)
@@ -135,6 +135,7 @@ def plain(task: Task, steps: int) -> OneRound:
     model = usual_network().to(device)
     w = {name: p.clone() for name, p in model.state_dict().items()}
     clients = []
+    assert isinstance(task.clients, Clients)
     for i in range(len(task.clients)):
         x, y = task.clients.samples(i)
         clients.append(ClientImages(x.permute(0, 2, 3, 1).contiguous().numpy(), y.tolist()))

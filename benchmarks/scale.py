@@ -120,8 +120,8 @@ class NoSteps(LocalFleet):
         return TrainReply(visit.up, client_data.examples or 0, 1, 0.0), visit.state
 
 
-def no_steps(w: Vector, direction: Direction, hook: GradientHook) -> Solution:
-    return Solution(w.clone(), 1, torch.zeros(()), None)
+def no_steps(w_i0: Vector, direction: Direction, hook: GradientHook) -> Solution:
+    return Solution(w_i0.clone(), 1, torch.zeros(()), None)
 
 
 def begin(case: dict[str, Any], num_clients: int, active: int) -> Run:
@@ -191,11 +191,11 @@ def resident() -> int:
 
 def ratio(rows: list[dict[str, Any]], row: dict[str, Any]) -> float:
     """Of the medians of a round's seconds, to the fewest clients."""
-    return statistics.median(row["seconds"]) / statistics.median(rows[0]["seconds"])
+    return float(statistics.median(row["seconds"]) / statistics.median(rows[0]["seconds"]))
 
 
 def bytes_a_client(rows: list[dict[str, Any]], key: str) -> float:
-    return (rows[-1][key] - rows[0][key]) / (rows[-1]["clients"] - rows[0]["clients"])
+    return float((rows[-1][key] - rows[0][key]) / (rows[-1]["clients"] - rows[0]["clients"]))
 
 
 def missed_targets(measurements: dict[str, list[dict[str, Any]]]) -> list[str]:

@@ -83,7 +83,7 @@ def usage(group: Path) -> dict[str, Any]:
 
 def write_images(path: Path, shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
-    arrays = {
+    arrays: dict[str, Any] = {
         f"{what}_{part}": values
         for part, n in (("train", SAMPLES), ("test", 50))
         for what, values in (

@@ -96,8 +96,9 @@ def measure(cases: list[Case], repetitions: int) -> dict[Case, list[Seconds]]:
 def start_worker(threads: str) -> "subprocess.Popen[str]":
     pair, more = THREADS[threads]
     command = [sys.executable, __file__, "--worker"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env=os.environ | more | {"SETTING": pair}, **pipes)
+    environment = os.environ | more | {"SETTING": pair}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
 
 
 def ask(worker: "subprocess.Popen[str]", run: str) -> Seconds:

@@ -27,9 +27,11 @@ def test_an_unpacked_run_has_no_paths(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "failed", status="failed")
     write_run(tmp_path / "runs", "left-out", status="interrupted")
     (tmp_path / "runs" / "a" / "one" / "model.safetensors").write_bytes(b"large")
+    (tmp_path / "runs" / "beside.csv").write_text("round,accuracy\n1,0.5\n")
     tarball, back = tmp_path / "runs.tar.xz", tmp_path / "back"
-    assert archive.pack(tmp_path / "runs", tarball) == 12
-    assert archive.unpack(tarball, back) == 12
+    assert archive.pack(tmp_path / "runs", tarball) == 13
+    assert archive.unpack(tarball, back) == 13
+    assert (back / "beside.csv").read_text() == "round,accuracy\n1,0.5\n"
 
     assert str(tmp_path) not in "".join(file.read_text() for file in back.rglob("*.*"))
     runs, lines = reader.read_all([back])
