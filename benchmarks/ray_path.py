@@ -42,7 +42,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp import strategy as flowers
-from flwr.serverapp.strategy import Result
 from flwr.simulation import run_simulation
 from timing import SETTING, engine_round, spread
 from torch import Tensor, nn
@@ -53,8 +52,8 @@ from fedaccord.config import RunConfig
 from fedaccord.engine.cluster import ray_for
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.engine.workers import workers_fleet
-from fedaccord.federation.fleet import Fleet
 from fedaccord.federation.message_fleet import MessageFleet
+from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
 from fedaccord.federation.session import Book
 from fedaccord.process.allocator import keep_freed_memory
@@ -129,7 +128,7 @@ def main() -> None:
     if options.out and options.out.exists():
         measurements = json.loads(options.out.read_text())
     if options.only != "flower":
-        with ray_for(3, "local", 1, 0.0):
+        with ray_for(2, "local", 1, 0.0):
             for name, measure in (("steps", steps), ("visits", requests)):
                 if options.only in (None, name):
                     measurements[name] = measure(options.repetitions, clock)
@@ -315,31 +314,32 @@ def _one_size(grid: Grid, size: float, repetitions: int, clock: Callable[[], flo
 
         def rounds(name: str, number: int) -> float:
             """The mean of some rounds after a first one."""
-            if name == "Flower's FedAvg":
-                strategy = flowers.FedAvg(fraction_train=1.0, fraction_evaluate=0.0)
-                begin = partial(strategy.start, grid, train_config=config)
-            else:
-                workers = name == "this package's workers"
-                fleet = two if workers else MessageFleet(grid, config)
-                begin = partial(start, method(CLIENTS), fleet)
             ends: list[float] = []
+            last = ROUNDS[size]
 
             def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
                 ends.append(clock())
                 return MetricRecord({"test-loss": 0.0})
 
-            last = ROUNDS[size]
-            result = begin(initial_arrays=arrays, num_rounds=last, evaluate_fn=evaluate)
+            def on_round(played: Round) -> None:
+                ends.append(clock())
+
+            if name == "Flower's FedAvg":
+                strategy = flowers.FedAvg(fraction_train=1.0, fraction_evaluate=0.0)
+                result = strategy.start(
+                    grid, arrays, last, train_config=config, evaluate_fn=evaluate
+                )
+            else:
+                workers = name == "this package's workers"
+                fleet = two if workers else MessageFleet(grid, config)
+                book = Book(attempt=next(ATTEMPTS))  # clients remember the rounds of the last one
+                run = Run(method(CLIENTS), fleet, arrays, last, book=book, on_round=on_round)
+                result = run.play()
             assert len(result.train_metrics_clientapp) == last, f"{name} lost a round"
             return (ends[last] - ends[1]) / (last - 1)
 
         names = ("Flower's FedAvg", "this package's FedAvg", "this package's workers")
         return by_turns(names, rounds, repetitions)
-
-
-def start(method: FedAvg, fleet: Fleet, initial_arrays: ArrayRecord, **more: Any) -> Result:
-    book = Book(attempt=next(ATTEMPTS))  # clients remember the rounds of the last one
-    return Run(method, fleet, initial_arrays, book=book, **more).play()
 
 
 # --- tables ---------------------------------------------------------------------------------------
