@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fedaccord.data.fingerprint import of_tensors
-from fedaccord.data.kind import Dataset, Decoded, PerChannel
+from fedaccord.data.kind import Arrays, Dataset, PerChannel
 
 CACHE_FORMAT = 4  # raise it when the decoding changes: older cache files are then ignored
 ABANDONED = 600  # seconds without a write after which a part of a file counts as abandoned
@@ -87,7 +87,7 @@ def read(path: Path, name: str) -> Dataset | None:
     )
 
 
-def write(path: Path, data: Decoded, scale: tuple[PerChannel, PerChannel] | None) -> None:
+def write(path: Path, data: Arrays, scale: tuple[PerChannel, PerChannel] | None) -> None:
     """Write a cache file under another name, then rename it: readers see all of it or nothing.
 
     scale: mean and std of the channels; None: those of the training images.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedaccord.data.kind import Decoded, Kind, ReadOptions, Source, check_fits
+from fedaccord.data.kind import Arrays, Kind, ReadOptions, Source, check_fits
 from fedaccord.data.seeding import ALONE
 from fedaccord.data.transforms import augment
 
@@ -41,7 +41,7 @@ def find(root: Path, reading: ReadOptions) -> Source:
     return Source((root / "train", root / "test"), partial(decode, root, reading))
 
 
-def decode(root: Path, reading: ReadOptions) -> Decoded:
+def decode(root: Path, reading: ReadOptions) -> Arrays:
     """Class k is the k-th of ``labels``, of which any folder may lack, or without them the k-th
     class folder by name; one may be empty, if a client lacks the class.
 
@@ -96,7 +96,7 @@ def decode(root: Path, reading: ReadOptions) -> Decoded:
     with ALONE, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's warnings about an image
         x, y = _decode_images(files, reading.image_size), np.array(labels)
-    return Decoded(x[:before], y[:before], x[before:], y[before:], len(classes), classes)
+    return Arrays(x[:before], y[:before], x[before:], y[before:], len(classes), classes)
 
 
 def _shown(folder: Path) -> list[Path]:

@@ -46,8 +46,8 @@ class Dataset(NamedTuple):
         return self.classes or self.y_train.shape[1]
 
 
-class Decoded(NamedTuple):
-    """A decoded source: a `Dataset` with channel-last images."""
+class Arrays(NamedTuple):
+    """A decoded source: a `Dataset` of NumPy arrays, with channel-last images."""
 
     x_train: NDArray[Any]  # (n, height, width[, channels]) uint8, (n, ...) float32, (n, length) int
     y_train: NDArray[Any]  # (n,) integers, or (n, outputs) float32
@@ -87,7 +87,7 @@ class Source(NamedTuple):
     """The files of a data set, and how to decode them."""
 
     paths: tuple[Path, ...]  # files and folders whose change makes the cache file stale
-    decode: Callable[[], Decoded]
+    decode: Callable[[], Arrays]
 
 
 class Facts(NamedTuple):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedaccord.data.kind import (
     ARRAYS,
-    Decoded,
+    Arrays,
     Kind,
     ReadOptions,
     Source,
@@ -44,7 +44,7 @@ def find(path: Path, reading: ReadOptions) -> Source:
     return Source((path,), partial(decode, path))
 
 
-def decode(path: Path) -> Decoded:
+def decode(path: Path) -> Arrays:
     """uint8 images (n, h, w[, c]) or float features (n, ...), with labels (n,), or with numbers to
     predict, (n,) or (n, outputs) floats.
 
@@ -77,10 +77,10 @@ def decode(path: Path) -> Decoded:
             f"in y_train and labels up to {top}: renumber them, or add an array `classes` = k "
             "if some have no examples"
         )
-    return Decoded(x_train, y_train, x_test, y_test, classes, names, owners=owners)
+    return Arrays(x_train, y_train, x_test, y_test, classes, names, owners=owners)
 
 
-def _of_numbers(path: Path, arrays: dict[str, Array], owners: Array | None) -> Decoded:
+def _of_numbers(path: Path, arrays: dict[str, Array], owners: Array | None) -> Arrays:
     """Float targets, as (n, outputs) float32."""
     x_train, y_train, x_test, y_test = (arrays[key] for key in ARRAYS)
     if "classes" in arrays or y_train.shape[1:] != y_test.shape[1:] or y_train.ndim not in (1, 2):
@@ -101,7 +101,7 @@ def _of_numbers(path: Path, arrays: dict[str, Array], owners: Array | None) -> D
         _check_inputs(path, split, x, y)
     warn_if_whole(f"npz: y_train and y_test of {path}", y_train, y_test)
     x_train, x_test = _alike(path, x_train, x_test)
-    return Decoded(x_train, y_train, x_test, y_test, 0, owners=owners)
+    return Arrays(x_train, y_train, x_test, y_test, 0, owners=owners)
 
 
 def _owners(path: Path, arrays: dict[str, Array]) -> Array | None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedaccord.core import named
-from fedaccord.data.kind import Decoded, Kind, ReadOptions, Source, check_fits, number_owners
+from fedaccord.data.kind import Arrays, Kind, ReadOptions, Source, check_fits, number_owners
 
 log = logging.getLogger("flwr")  # what a run prints
 
@@ -58,7 +58,7 @@ def find(root: Path, reading: ReadOptions) -> Source:
     return Source((*files, *code), partial(decode, files, reading))
 
 
-def decode(files: Sequence[Path], reading: ReadOptions) -> Decoded:
+def decode(files: Sequence[Path], reading: ReadOptions) -> Arrays:
     """Token ids (n, max_length) int32, truncated or padded by 0, and the numbers of the labels.
 
     In one file the column `split` selects the training rows; without it every fifth row is for
@@ -79,7 +79,7 @@ def decode(files: Sequence[Path], reading: ReadOptions) -> Decoded:
     y_train, y_test = (np.array([number[row.label] for row in rows]) for rows in (train, test))
     named_owners = [row.client for row in train]
     owners = number_owners("text", named_owners) if any(named_owners) else None
-    return Decoded(
+    return Arrays(
         x_train,
         y_train,
         x_test,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedaccord.data import image_folder
-from fedaccord.data.kind import Decoded, Kind, ReadOptions, Source, image_facts
+from fedaccord.data.kind import Arrays, Kind, ReadOptions, Source, image_facts
 from fedaccord.data.transforms import augment
 
 log = logging.getLogger("flwr")  # what a run prints
@@ -42,7 +42,7 @@ def find(
                 "point data-dir to a complete copy"
             ) from error
 
-    def decode() -> Decoded:
+    def decode() -> Arrays:
         train, test = split(True), split(False)
         x_train, x_test = np.asarray(train.data), np.asarray(test.data)
         y_train, y_test = np.asarray(train.targets), np.asarray(test.targets)
@@ -54,7 +54,7 @@ def find(
                     f"in {root / subfolder}, got {x.shape} {x.dtype} and {len(y)} labels up to "
                     f"{top}: delete it and set download=true, or point data-dir to a complete copy"
                 )
-        return Decoded(x_train, y_train, x_test, y_test, classes, tuple(train.classes))
+        return Arrays(x_train, y_train, x_test, y_test, classes, tuple(train.classes))
 
     if not (root / subfolder).is_dir():
         files = "read from it, too" if name == "CIFAR10" else "dataset=image-folder"
@@ -78,7 +78,7 @@ def find_cifar10(root: Path, reading: ReadOptions) -> Source:
     return find("CIFAR10", "cifar-10-batches-py", 10, (32, 32, 3), root, reading)
 
 
-def _decode_cifar10_images(folder: Path, source: Source) -> Decoded:
+def _decode_cifar10_images(folder: Path, source: Source) -> Arrays:
     data = source.decode()
     if data.classes != 10 or data.x_train.shape[1:] != (32, 32, 3):
         raise ValueError(

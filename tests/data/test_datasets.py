@@ -18,7 +18,7 @@ from PIL import Image
 
 from fedaccord.data import cache, datasets, digits, image_folder
 from fedaccord.data.datasets import DATASETS, cached, load
-from fedaccord.data.kind import Dataset, Decoded, ReadOptions
+from fedaccord.data.kind import Arrays, Dataset, ReadOptions
 from fedaccord.data.seeding import ALONE
 from tests.data.nasty.npz import Y, arrays
 
@@ -36,7 +36,7 @@ def same(a: Dataset, b: Dataset) -> bool:
     return all(torch.equal(s, t) for s, t in tensors) and (a.name, *a[5:]) == (b.name, *b[5:])
 
 
-def cannot_decode() -> Decoded:
+def cannot_decode() -> Arrays:
     raise AssertionError("decoded although cached")
 
 
@@ -379,7 +379,7 @@ def test_decoding_in_two_threads_leaves_the_filters_of_warnings(
 ) -> None:
     """Also if the second begins before the first has ended, and ends after it."""
     usual, filters = image_folder._decode_images, [*warnings.filters]
-    first, second, futures = Event(), Event(), list[Future[Decoded]]()
+    first, second, futures = Event(), Event(), list[Future[Arrays]]()
 
     def decode_images(files: list[Path], image_size: int) -> Any:
         if first.is_set():
