@@ -25,6 +25,15 @@ def test_the_table_names_failures_and_targets_that_were_not_reached(tmp_path: Pa
     assert text(row["round-to-target"]) == "-"
 
 
+def test_rounds_are_those_of_the_longest_run_and_the_best_loss_is_the_least(tmp_path: Path) -> None:
+    write(tmp_path, [0.1, 0.5, 0.75, 0.25], seed=0)
+    write(tmp_path, [0.1, 0.5], seed=1)
+    (row,) = summary(groups(tmp_path)).rows
+    assert (row["rounds"], text(row["test-accuracy-best"])) == (3, "62.50 ± 17.68%")
+    (row,) = summary(groups(tmp_path), metric="test-loss").rows
+    assert text(row["test-loss-best"]) == "0.3750 ± 0.1768"
+
+
 def test_a_long_list_of_seeds_is_abbreviated(tmp_path: Path) -> None:
     for seed in range(7):
         write(tmp_path, [0.1, 0.5], seed=seed)
