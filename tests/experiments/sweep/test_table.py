@@ -46,6 +46,14 @@ def test_gains_are_of_the_same_seed() -> None:
     assert math.isnan(table.loc["fedavg"]["over-fedavg"])
 
 
+def test_fedavg_is_compared_at_its_own_choices() -> None:
+    other = PLAN.configurations("fedavg")[1]
+    assert other.point != {"lr": BY_METHOD["fedprox"].point["lr"]}
+    tests = [trial("fedprox", 0, 0.75), trial("fedavg", 0, 0.5)._replace(configuration=other)]
+    table = winners_table([winners()[0], Winner(other, 0.5, 2)], tests, METRIC).set_index("algo")
+    assert table.loc["fedprox"][["over-fedavg", "better"]].tolist() == [0.25, "1 of 1"]
+
+
 def test_an_equal_value_is_not_better() -> None:
     tests = [trial(method, 0, 0.5) for method in BY_METHOD]
     assert winners_table(winners(), tests, METRIC).set_index("algo").better["fedprox"] == "0 of 1"
