@@ -9,6 +9,7 @@ Seed by seed; a run that is completed in DIR is not repeated. It needs the extra
 import csv
 import random
 import statistics
+from collections.abc import Iterable
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def main() -> None:
     folder = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     if options.write:
-        runs = completed(folder)
+        runs = completed(folder, SCHEDULES)
         tables = {of: [_evaluated(run.metrics) for run in each] for of, each in runs.items()}
         tables["ace", "buffered"] = [
             _evaluated(pd.read_csv(path)) for path in sorted(folder.glob("ace-[0-9].csv"))
@@ -105,10 +106,10 @@ def profile(folder: Path, seed: int) -> Path:
     return path
 
 
-def completed(folder: Path) -> Runs:
+def completed(folder: Path, schedules: Iterable[str]) -> Runs:
     runs: Runs = {}
-    for algo, schedule in product(METHODS, SCHEDULES):
-        paths = sorted(folder.glob(name_of(algo, schedule, "[0-9]")))
+    for algo, schedule in product(METHODS, schedules):
+        paths = sorted(folder.glob(name_of(algo, schedule, "*")))
         runs[algo, schedule] = [reader.read(p) for p in paths if status(p) == COMPLETED]
     return runs
 

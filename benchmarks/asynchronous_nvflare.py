@@ -15,9 +15,7 @@ from typing import Any
 import archive
 import data
 import pandas as pd
-from asynchronous import METHODS, Runs, Tables, final_cell
-
-from fedaccord.runs import COMPLETED, reader, status
+from asynchronous import METHODS, Tables, completed, final_cell, name_of
 
 ROUNDS, TARGET, WINDOW = 60, 0.45, 3
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -47,23 +45,15 @@ def main() -> None:
     for seed, algo, schedule in product(options.seeds, METHODS, SCHEDULES):
         if schedule == "rounds of 4" and algo not in OF_FOUR:
             continue
-        name = f"{algo}-{schedule.replace(' ', '-')}-{seed}"
+        name = name_of(algo, schedule, seed)
         settings = SETTINGS | SCHEDULES[schedule] | {"algo": algo, "seed": seed, "name": name}
         if (algo, schedule) == ("fedavg", "buffered"):
             settings |= FEDBUFF
         data.complete(options.folder, settings)
 
 
-def completed(folder: Path) -> Runs:
-    runs: Runs = {}
-    for algo, schedule in product(METHODS, SCHEDULES):
-        paths = sorted(folder.glob(f"{algo}-{schedule.replace(' ', '-')}-*"))
-        runs[algo, schedule] = [reader.read(p) for p in paths if status(p) == COMPLETED]
-    return runs
-
-
 def page(folder: Path) -> str:
-    runs = completed(folder)
+    runs = completed(folder, SCHEDULES)
     tables = {of: [_evaluated(run.metrics) for run in each] for of, each in runs.items()}
     seeds = max(map(len, tables.values()))
     return "\n".join(
