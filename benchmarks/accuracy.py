@@ -107,7 +107,7 @@ class Method(NamedTuple):
         return 100 * pd.DataFrame({seed: run.curve for seed, run in self.runs.items()})
 
 
-def read(run: reader.Run) -> Run:
+def read(run: reader.StoredRun) -> Run:
     curve = run.metrics.set_index("round")["test-accuracy"].dropna()
     train_loss = run.metrics["train-loss"].iloc[-WINDOW * run.settings["eval-every"] :].mean()
     return Run(run.settings, curve, curve.iloc[-WINDOW:].mean(), train_loss)
@@ -147,7 +147,7 @@ def page_name(settings: dict[str, Any]) -> str:
     return "accuracy-all-clients" if settings["fraction-train"] == 1 else "accuracy"
 
 
-def text(methods: list[Method], name: str, every: Sequence[reader.Run] = ()) -> str:
+def text(methods: list[Method], name: str, every: Sequence[reader.StoredRun] = ()) -> str:
     """The page; every: the runs behind it."""
     setting = common(name)
     rounds, step = setting["num-server-rounds"], setting["eval-every"]

@@ -78,7 +78,7 @@ def unpack(archive: Path, folder: Path) -> int:
     return len(missing)
 
 
-def sentence(page: str, runs: Iterable[reader.Run] = ()) -> str:
+def sentence(page: str, runs: Iterable[reader.StoredRun] = ()) -> str:
     """For the end of a page of docs/results: where its runs come from, and their archive, if there
     is one of its name."""
     text = origin([*runs])
@@ -90,7 +90,7 @@ def sentence(page: str, runs: Iterable[reader.Run] = ()) -> str:
     )
 
 
-def origin(runs: Sequence[reader.Run]) -> str:
+def origin(runs: Sequence[reader.StoredRun]) -> str:
     """The commits and processors of runs, in a sentence; empty: there are no runs."""
     if not runs:
         return ""

@@ -47,7 +47,7 @@ ACE: dict[str, Any] = {
 }  # fmt: skip
 PAGE = data.REPOSITORY / "docs" / "results" / "asynchronous.md"
 Tables = dict[tuple[str, str], list[pd.DataFrame]]  # the evaluated rounds, as `Runs`
-Runs = dict[tuple[str, str], list[reader.Run]]  # by method and schedule, one a seed
+Runs = dict[tuple[str, str], list[reader.StoredRun]]  # by method and schedule, one a seed
 
 
 def main() -> None:

@@ -497,7 +497,7 @@ class Result(NamedTuple):
     values: dict[str, float]  # by measure; accuracies in percent
 
 
-def read(run: reader.Run) -> Result:
+def read(run: reader.StoredRun) -> Result:
     metrics = run.metrics.set_index("round")
     accuracy = metrics["test-accuracy"].dropna()
     sent = metrics.get("test-accuracy-broadcast", metrics["test-accuracy"]).dropna()
@@ -518,11 +518,11 @@ def read(run: reader.Run) -> Result:
     )
 
 
-def find(folder: Path) -> dict[str, list[reader.Run]]:
+def find(folder: Path) -> dict[str, list[reader.StoredRun]]:
     """The completed runs of each sweep, but for those that tune. Raises FileNotFoundError if there
     is none."""
     names = dict.fromkeys(claim.sweep for group in GROUPS for claim in group.claims)
-    by_sweep: dict[str, list[reader.Run]] = {}
+    by_sweep: dict[str, list[reader.StoredRun]] = {}
     for name in names:
         if (folder / name / "runs").exists():
             runs = map(reader.read, reader.find([folder / name]))

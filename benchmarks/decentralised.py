@@ -78,7 +78,7 @@ class Run(NamedTuple):
     spectral_gap: float
 
 
-def read(run: reader.Run) -> Run:
+def read(run: reader.StoredRun) -> Run:
     metrics = run.metrics.set_index("round")
     last = metrics.iloc[-1]
     consensus = metrics["consensus-after"].dropna()
@@ -124,7 +124,7 @@ def report(sweep: Path, page: Path) -> None:
 
 
 def table(
-    runs: Runs, gossip: dict[str, Any] | None, name: str, every: Sequence[reader.Run] = ()
+    runs: Runs, gossip: dict[str, Any] | None, name: str, every: Sequence[reader.StoredRun] = ()
 ) -> str:
     """The page; every: the runs behind it."""
     methods = [method for method in SHOWN if any(method == other for other, _ in runs)]

@@ -58,7 +58,7 @@ def page(folder: Path, rounds: int) -> str:
         "| method | " + " | ".join(f"epsilon {budget}" for budget in BUDGETS) + " |",
         "| --- |" + " ---: |" * len(BUDGETS),
     ]
-    every: list[reader.Run] = []
+    every: list[reader.StoredRun] = []
     for algo in METHODS:
         cells = []
         for budget in BUDGETS:

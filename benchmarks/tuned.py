@@ -101,7 +101,7 @@ class Tested(NamedTuple):
         return {seed: 100 * run.mean for seed, run in self.method.runs.items()}
 
 
-def read(runs: Sequence[reader.Run], plan: Plan) -> list[Tested]:
+def read(runs: Sequence[reader.StoredRun], plan: Plan) -> list[Tested]:
     """The methods whose tests are completed, the best first.
 
     Of two tested configurations, as a sweep that was extended has, the better one on validation.
@@ -109,7 +109,7 @@ def read(runs: Sequence[reader.Run], plan: Plan) -> list[Tested]:
     completed = [run for run in runs if run.summary["status"] == COMPLETED]
     winners = []
     for name in plan.methods:
-        tests: dict[tuple[Any, ...], dict[int, list[reader.Run]]] = {}
+        tests: dict[tuple[Any, ...], dict[int, list[reader.StoredRun]]] = {}
         own = [run for run in completed if run.settings["algo"] == name]
         tuning = [run for run in own if run.settings["validation"]]
         for run in own:
@@ -126,7 +126,7 @@ def read(runs: Sequence[reader.Run], plan: Plan) -> list[Tested]:
     return sorted(winners, key=lambda each: -each.method.mean)
 
 
-def failures(runs: Sequence[reader.Run]) -> dict[str, list[int]]:
+def failures(runs: Sequence[reader.StoredRun]) -> dict[str, list[int]]:
     """By method, the rounds of its tests that failed."""
     by_method: dict[str, list[int]] = {}
     for run in runs:
@@ -136,7 +136,7 @@ def failures(runs: Sequence[reader.Run]) -> dict[str, list[int]]:
 
 
 def _tested(
-    plan: Plan, name: str, tests: Sequence[reader.Run], tuning: Sequence[reader.Run]
+    plan: Plan, name: str, tests: Sequence[reader.StoredRun], tuning: Sequence[reader.StoredRun]
 ) -> Tested:
     settings = tests[0].settings
     configurations = plan.configurations(name)
@@ -161,7 +161,7 @@ def _tested(
     return Tested(method, winner, 100 * validation, best, tables, rounds)
 
 
-def _run(run: reader.Run) -> accuracy.Run:
+def _run(run: reader.StoredRun) -> accuracy.Run:
     curve = run.metrics.set_index("round")["test-accuracy"].dropna()
     used = {key: value for key, value in run.used.items() if key in run.settings}  # for "auto"
     return accuracy.Run(run.settings | used, curve, curve.iloc[-WINDOW:].mean(), float("nan"))
@@ -180,7 +180,9 @@ def report(recipe: Recipe, sweep: Path, results: Path, page: str) -> None:
     print(f"{len(winners)} of {len(plan.methods)} methods in {results / page}.md and {page}.png")
 
 
-def text(recipe: Recipe, winners: Sequence[Tested], page: str, runs: Sequence[reader.Run]) -> str:
+def text(
+    recipe: Recipe, winners: Sequence[Tested], page: str, runs: Sequence[reader.StoredRun]
+) -> str:
     """The page; runs: all of the sweep."""
     plan, failed = recipe.plan, failures(runs)
     options, run, baseline = plan.options, plan.run, accuracy.BASELINE
@@ -318,7 +320,7 @@ def spread(values: Sequence[float], form: str) -> str:
     return f"{statistics.mean(values):{form}}{std}"
 
 
-def beside(runs: Sequence[reader.Run], winners: Sequence[Tested]) -> list[str]:
+def beside(runs: Sequence[reader.StoredRun], winners: Sequence[Tested]) -> list[str]:
     """Tuning runs of full length that the search did not reach, and that are better than the
     winner's: of an earlier rule for ties."""
     lines = []

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from fedaccord.experiments.analysis.groups import Group
     from fedaccord.experiments.analysis.measures import Landscape, Measure, MeasureOptions
-    from fedaccord.runs.reader import Run
+    from fedaccord.runs.reader import StoredRun
 
 
 def measure(
@@ -150,7 +150,7 @@ def _chosen(runs: list[Path], out: Path | None) -> "tuple[list[Group], bool]":
     from fedaccord.experiments.analysis.groups import tested
     from fedaccord.runs.directory import COMPLETED, MODEL
 
-    def is_measurable(run: "Run") -> bool:
+    def is_measurable(run: "StoredRun") -> bool:
         return run.summary["status"] == COMPLETED and (run.path / MODEL).is_file()
 
     groups = read_groups(runs)

@@ -19,7 +19,7 @@ UNREADABLE = (KeyError, ValueError, TypeError, AttributeError, RecursionError)  
 DEPTH = 3  # folders between the given path and a run: SWEEP_DIR/runs/RUN
 
 
-class Run(NamedTuple):
+class StoredRun(NamedTuple):
     """The contents of a run directory; docs/metrics.md explains every column."""
 
     path: Path
@@ -38,7 +38,7 @@ class Run(NamedTuple):
         return {k.removeprefix(CONTENTS): v for k, v in self.used.items() if k.startswith(CONTENTS)}
 
 
-def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
+def read_all(paths: Iterable[Path]) -> tuple[list[StoredRun], list[str]]:
     """The runs at and below ``paths``, and a line for each run that cannot be read.
 
     Raises ValueError, in one line, for a path that does not exist, and if no run can be read.
@@ -62,7 +62,7 @@ def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
     return runs, lines
 
 
-def read(path: Path) -> Run:
+def read(path: Path) -> StoredRun:
     """Raises ValueError, in one line, if that is no run directory or a damaged one."""
     if not is_run(path):
         is_closed = path.is_dir() and not os.access(path, os.R_OK | os.X_OK)
@@ -82,7 +82,7 @@ def read(path: Path) -> Run:
         good, replies = int((clients["status"] == OK).sum()), int(summary.get("replies", 0))
         if summary["status"] == COMPLETED and (path / "clients.csv").exists() and good < replies:
             raise ValueError(f"clients.csv: expected {replies} replies, found {good}")
-        return Run(
+        return StoredRun(
             path,
             _scalars(config["run"]),
             _scalars(config["used"]),

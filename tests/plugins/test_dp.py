@@ -188,12 +188,12 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return RUN | {"data-dir": str(folder / "data.npz"), "out-dir": str(folder / "runs")}
 
 
-def run(settings: dict[str, Any], **more: Any) -> reader.Run:
+def run(settings: dict[str, Any], **more: Any) -> reader.StoredRun:
     values = settings | {key.replace("__", ".").replace("_", "-"): v for key, v in more.items()}
     return reader.read(engine.run(RunConfig.make(values)).path)
 
 
-def model(result: reader.Run) -> bytes:
+def model(result: reader.StoredRun) -> bytes:
     return (result.path / "model.safetensors").read_bytes()
 
 
@@ -312,7 +312,7 @@ def test_cohorts_in_one_call_agree(settings: dict[str, Any], where: str) -> None
     torch.testing.assert_close(*tensors)
 
 
-def reader_model(result: reader.Run) -> list[torch.Tensor]:
+def reader_model(result: reader.StoredRun) -> list[torch.Tensor]:
     from fedaccord.runs.directory import load_model
 
     return [*load_model(result.path).values()]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from fedaccord.runs.metrics import WINDOW, best
-from fedaccord.runs.reader import Run
+from fedaccord.runs.reader import StoredRun
 
 CLOCK, EPSILON = "clock", "dp-epsilon"
 GIVEN_BY = {CLOCK: "device-profile", EPSILON: "dp.epsilon"}  # costs that not every run has
@@ -41,7 +41,7 @@ class Point(NamedTuple):
         return point
 
 
-def with_costs(run: Run) -> pd.DataFrame:
+def with_costs(run: StoredRun) -> pd.DataFrame:
     """metrics.csv with the costs up to the end of each round: ``bytes`` (between nodes if there is
     no server, else up and down), ``gradients`` (of a batch, over the accepted clients; NaN if it
     is not known, as with privacy, which keeps no clients.csv), ``seconds`` (without evaluation),

@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedaccord.experiments.analysis.costs import with_costs
 from fedaccord.runs.directory import COMPLETED, CONTENTS, SAMPLES
-from fedaccord.runs.reader import Run
+from fedaccord.runs.reader import StoredRun
 
 DEFAULTS = "defaults.json"  # in a sweep's folder: the defaults behind the names of its trials
 TRIALS = "table.csv"  # in a sweep's folder: the trials and tests of its last start
@@ -29,15 +29,15 @@ class Group(NamedTuple):
     """Runs of the same settings."""
 
     label: str  # the method, and the settings in which the groups differ
-    runs: list[Run]  # one for each seed, in the order of the seeds
+    runs: list[StoredRun]  # one for each seed, in the order of the seeds
     settings: dict[str, Any]  # that may affect the numbers, without the seed
     tables: list[pd.DataFrame]  # metrics.csv of each run, with the columns of `COSTS`
-    repeats: list[Run]  # further runs of these seeds, not counted
+    repeats: list[StoredRun]  # further runs of these seeds, not counted
 
 
-def groups_of(runs: Sequence[Run]) -> list[Group]:
+def groups_of(runs: Sequence[StoredRun]) -> list[Group]:
     """The groups: methods in the order of their first runs, each by the settings that differ."""
-    together: dict[tuple[Any, ...], list[Run]] = {}
+    together: dict[tuple[Any, ...], list[StoredRun]] = {}
     usual, others = _options(run.settings for run in runs)
     free = {"seed", *others}
     for run in runs:
@@ -64,10 +64,12 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
     return sorted(groups, key=place)
 
 
-def _of_same_contents(runs: Sequence[Run]) -> dict[tuple[tuple[str, str], ...], list[Run]]:
+def _of_same_contents(
+    runs: Sequence[StoredRun],
+) -> dict[tuple[tuple[str, str], ...], list[StoredRun]]:
     """The runs by what their equal settings only name, if that differs: the hashes by key."""
     several = _several(runs)
-    by_contents: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    by_contents: dict[tuple[tuple[str, str], ...], list[StoredRun]] = {}
     for run in runs:
         digests = tuple((CONTENTS + name, run.contents.get(name, UNKNOWN)) for name in several)
         by_contents.setdefault(digests, []).append(run)
@@ -98,15 +100,15 @@ def _complete(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str
     return {**plain, **own, **settings}
 
 
-def _once_a_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+def _once_a_seed(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[StoredRun]]:
     """(the run with the most progress for each seed, the other runs); completed runs first, of
     equal ones that with the most metrics."""
 
-    def progress(run: Run) -> tuple[bool, int, int]:
+    def progress(run: StoredRun) -> tuple[bool, int, int]:
         rounds, columns = run.metrics.shape
         return run.summary["status"] == COMPLETED, rounds, columns
 
-    by_seed: dict[Any, Run] = {}
+    by_seed: dict[Any, StoredRun] = {}
     for run in sorted(runs, key=progress, reverse=True):
         by_seed.setdefault(run.settings.get("seed", 0), run)
     counted = [by_seed[seed] for seed in sorted(by_seed, key=_orderly)]
@@ -121,7 +123,7 @@ def tested(groups: Sequence[Group]) -> list[Group]:
     folders = {_folder(run) for group in groups for run in group.runs}
     chosen = {folder: _chosen(folder) for folder in folders if (folder / DEFAULTS).is_file()}
 
-    def is_compared(run: Run) -> bool:
+    def is_compared(run: StoredRun) -> bool:
         names = chosen.get(_folder(run), {}).get(str(run.settings.get("algo")))
         is_trial = _folder(run) in chosen and run.settings.get("validation")
         return not is_trial and (names is None or run.path.name.rpartition("-seed")[0] in names)
@@ -153,7 +155,7 @@ def is_swept(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
     return len(pairs) > len({algo for algo, _ in pairs})
 
 
-def _folder(run: Run) -> Path:
+def _folder(run: StoredRun) -> Path:
     """Of the sweep, if it is a run of one."""
     return run.path.parent.parent
 
@@ -214,7 +216,7 @@ def several_contents(groups: Sequence[Group]) -> list[str]:
     return [name for name in _several(runs) if name != "metrics"]
 
 
-def _several(runs: Sequence[Run]) -> list[str]:
+def _several(runs: Sequence[StoredRun]) -> list[str]:
     """The keys behind whose equal values the contents differ."""
     digests: dict[tuple[Any, ...], set[str]] = {}
     for run in runs:

@@ -20,7 +20,7 @@ from fedaccord.experiments.analysis.groups import Group, differing, is_swept, te
 from fedaccord.experiments.analysis.ranking import Spread, tuned
 from fedaccord.experiments.analysis.table import Summary, summary, text
 from fedaccord.runs.origin import DIRTY
-from fedaccord.runs.reader import Run
+from fedaccord.runs.reader import StoredRun
 
 ROWS = 20  # visible rows of the summary, and lines of the charts, at first
 PROBLEM = ("dataset", "partition", "dirichlet-alpha")  # metrics that no method can affect
@@ -180,7 +180,7 @@ def _sections(
     yield Section("Origin", "The origin of the numbers.", _origin(every, groups))
 
 
-def _partitions(runs: Sequence[Run]) -> list[tuple[pd.DataFrame, str]]:
+def _partitions(runs: Sequence[StoredRun]) -> list[tuple[pd.DataFrame, str]]:
     """The different tables of class counts, and how the samples were partitioned."""
     tables: dict[str, tuple[pd.DataFrame, str]] = {}
     for run in runs:

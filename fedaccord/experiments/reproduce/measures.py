@@ -7,7 +7,7 @@ import pandas as pd
 
 from fedaccord.config import RunConfig
 from fedaccord.experiments.analysis.costs import reached, with_costs
-from fedaccord.runs.reader import Run
+from fedaccord.runs.reader import StoredRun
 
 TO_TARGET = {  # costs up to the first evaluation at the target
     "rounds-to-target": "round",
@@ -41,7 +41,7 @@ PERCENT = ("train-accuracy", "generalisation-gap")
 BASELINE = "fedavg"
 
 
-def of_run(run: Run, target: float | None) -> dict[str, float]:
+def of_run(run: StoredRun, target: float | None) -> dict[str, float]:
     """The measures of a run; ``target``: accuracy in percent. Missing ones are absent."""
     rounds, values = with_costs(run), dict[str, float]()
     for name in ("consistency", *PERCENT):
