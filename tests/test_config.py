@@ -306,6 +306,12 @@ UNREAD: list[tuple[dict[str, Any], dict[str, str]]] = [
         {"relaxed-init.beta": 0, "relaxed-init.center": "start"},
         {"relaxed-init.center": "relaxed-init.beta"},
     ),
+    ({"adamw.beta1": 0.5}, {"adamw.beta1": "optimizer=adamw"}),
+    ({"optimizer": "adamw", "adamw.beta1": 0.5, "optimizer-state": "keep"}, {}),
+    (
+        {"optimizer-state": "keep"},
+        {"optimizer-state": 'optimizer-state="keep" has no effect: plain SGD keeps no vectors'},
+    ),
     ({"gossip.steps": 2}, {"gossip.steps": "gossip.topology"}),
     ({"gpus-per-worker": 0.5}, {"gpus-per-worker": "workers"}),
     ({"ray-address": "auto", "workers": 2}, {}),
@@ -446,6 +452,7 @@ RELAXED: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
     ("fedinit", {"beta": "auto"}, {"beta": 0.1}),
     ("fedinit", {"beta": 0.05}, {"beta": 0.05}),
     ("fedinit", {"beta": 0.1, "first-visit": "current"}, {"beta": 0.1, "first_visit": "current"}),
+    ("fedinit", {"first-visit": "current"}, {"beta": 0.1, "first_visit": "current"}),
     ("fedinit", {"beta": 0}, None),  # what is left is FedAvg
     *((algo, {}, None) for algo in OTHERS),
     *((algo, {"first-visit": "current"}, None) for algo in OTHERS),
@@ -498,6 +505,14 @@ def test_the_defaults_of_a_method_are_those_of_its_class(algo: str) -> None:
     for field in own_options(METHODS[algo]):
         assert getattr(strategy, field.name) == getattr(plain, field.name)
     assert strategy.client_half() == plain.client_half()
+
+
+@pytest.mark.parametrize("algo", METHODS)
+def test_the_settings_of_a_strategy_make_it_again(algo: str) -> None:
+    strategy = METHODS[algo](fraction_train=1.0, lr=0.03)
+    settings = config.settings_of(strategy)
+    assert {*settings} <= {*config.keys()}
+    assert config.settings_of(RunConfig.make(settings).strategy) == settings
 
 
 def test_options_of_every_strategy_reach_it() -> None:
