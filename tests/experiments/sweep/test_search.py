@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from statistics import fmean
 
 import pytest
 
@@ -88,6 +89,18 @@ def test_optuna_repeats_its_proposals() -> None:
     assert points(0) == first != points(1)
     assert points(0, lambda ask: -lr(ask)) != first  # it learns
     assert points(0, lambda ask: math.nan)[:4] == first[:4]  # failures do not end it
+
+
+@NEEDS_OPTUNA
+def test_optuna_goes_to_better_scores_and_not_to_failures() -> None:
+    def share_of_large(objective: Objective) -> float:
+        plan = make(LR, search="optuna", trials=40)
+        _, asks = carry_out(search(plan, "fedinit"), objective)
+        return fmean(lr(ask) > 0.3 for ask in asks[20:])
+
+    assert share_of_large(lr) > 0.6
+    assert share_of_large(lambda ask: -lr(ask)) < 0.3
+    assert share_of_large(lambda ask: math.nan if lr(ask) > 0.3 else -1 - lr(ask)) < 0.5
 
 
 @NEEDS_OPTUNA
