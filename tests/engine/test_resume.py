@@ -32,7 +32,7 @@ from fedaccord.federation.settings import Settings
 from fedaccord.runs import RunDirectory, load_model, reader, status
 from fedaccord.runs.checkpoint import Checkpoints, DamagedError
 from fedaccord.runs.logbook import Logbook
-from fedaccord.strategies import METHODS, FedDyn, RelaxedInit, Scaffold
+from fedaccord.strategies import METHODS, FedAvg, FedDyn, RelaxedInit, Scaffold
 from fedaccord.task import load, load_task
 
 ROUNDS, STOP = 5, 3
@@ -743,6 +743,22 @@ def test_a_strategy_resumes_the_run_of_its_defaults(
     if name == "fedinit":
         with pytest.raises(ValueError, match=r"^resume: expected relaxed-init\.beta=0\.1, as the"):
             simulate(replace(own, plugins=(RelaxedInit(beta=0.02),)), **arguments)
+
+
+def test_functions_of_batches_resume_a_run_of_any_batch_size(settings: dict[str, Any]) -> None:
+    """Their batches are used as they are: a strategy has the default beside them."""
+    config = make(settings, algo="fedavg", name="functions", num_server_rounds=1)
+    task = load_task(config.task, num_clients=4)
+
+    def one_batch(i: int) -> Any:
+        x, y = task.clients.samples(i)
+        return lambda _: [(task.prepare(x, torch.float32), y)]
+
+    own = FedAvg(fraction_train=0.5, local_epochs=1)
+    assert own.batch_size != config.strategy.batch_size
+    more: dict[str, Any] = {"clients": [*map(one_batch, range(4))], "model": task.module}
+    history = simulate(own, rounds=2, resume=run(config).path, **more)
+    assert history.metrics["round"].tolist() == [2]
 
 
 def test_checkpoints_refuse_nothing_that_they_wrote(tmp_path: Path) -> None:
