@@ -67,6 +67,17 @@ def test_what_is_asked_is_done(place: str, line: str, monkeypatch: pytest.Monkey
     assert (choice.on_disk, str(choice)) == (place == "disk", line)
 
 
+def test_given_cohorts_may_visit_every_client(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_choice, "free_memory", lambda: 1.0)
+    keys = {"dataset": "digits", "model": "linear", "num_clients": 20, "local_steps": 1}
+    simulate("feddyn", participation=[[0], [1]], rounds=2, **keys)
+    simulate("feddyn", participation=0.05, rounds=2, **keys)
+    counted = [record.message.split(" clients, ")[0].split()[-1] for record in caplog.records]
+    assert counted == ["20", "2"]
+
+
 def test_only_a_choice_of_files_that_nobody_asked_for_is_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
