@@ -72,10 +72,10 @@ def test_given_cohorts_may_visit_every_client(
 ) -> None:
     monkeypatch.setattr(store_choice, "free_memory", lambda: 1.0)
     keys = {"dataset": "digits", "model": "linear", "num_clients": 20, "local_steps": 1}
-    simulate("feddyn", participation=[[0], [1]], rounds=2, **keys)
-    simulate("feddyn", participation=0.05, rounds=2, **keys)
+    simulate("feddyn", participation=[[0]], rounds=1, **keys)
+    simulate("feddyn", participation=0.05, rounds=1, **keys)
     counted = [record.message.split(" clients, ")[0].split()[-1] for record in caplog.records]
-    assert counted == ["20", "2"]
+    assert counted == ["20", "1"]
 
 
 def test_only_a_choice_of_files_that_nobody_asked_for_is_a_warning(
