@@ -22,6 +22,7 @@ from fedaccord import simulate
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves
 from fedaccord.engine import History
+from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import LATE
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.secure_sum import SecureSum
@@ -219,6 +220,34 @@ def wait_for_workers(fleet: Any) -> None:
     """Until no worker is starting, as one does if another test killed its predecessor."""
     if starting := [ref for slot in fleet._slots for ref in slot.waits]:
         ray.wait(starting, num_returns=len(starting))
+
+
+def test_a_run_goes_on_without_a_worker_that_does_not_start_again(
+    alone: History,
+    own_ray: None,
+    trap: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from fedaccord.engine.workers import Worker
+
+    start = partial(ray.remote(Worker).options(num_cpus=0).remote, no_data, 1, False)
+    with workers(task()) as own:
+        monkeypatch.setattr(MODULE, "_clients", lambda *_, **__: nullcontext(lambda _: own))
+        for slot in own._slots:
+            slot._start = start
+        trap.write_text("dies")
+        assert_same(run(small("scaffold")), alone)
+        wait_for_workers(own)  # until the start has failed
+        own.restore([])
+        assert_same(run(small("scaffold")), alone)
+        (line,) = [r.message for r in caplog.records if "did not start again" in r.message]
+        assert "no data here" in line
+        assert line.endswith("; 1 left")
+        own.restore([])
+        trap.write_text("dies")
+        with pytest.raises(FederationError, match=r"^no worker process is left: .*no data here"):
+            run(small("scaffold"))
 
 
 def test_the_largest_clients_go_first_and_shares_are_even(fleet: Any) -> None:
