@@ -174,6 +174,8 @@ def test_a_metric_at_simulated_seconds_ranks_if_chosen(tmp_path: Path) -> None:
         expected = rounds["validation-accuracy"].iloc[-1]
         assert tuned[f"validation-{name}"][epochs] == winner[f"validation-{name}"] == expected
     assert math.isnan(tuned[f"validation-{name}"][8])  # its first round takes longer
+    with pytest.raises(ValueError, match=r"^\[sweep\] metric: no trial has accuracy-at-0\.5: see"):
+        finish(make(space, run, metric="accuracy-at-0.5"), tmp_path)
 
 
 def test_halving_resumes_from_rungs_and_marks_stopped_trials(tmp_path: Path) -> None:
