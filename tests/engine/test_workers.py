@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from fedaccord import simulate
 from fedaccord.config import RunConfig
+from fedaccord.core.request import StateLost
 from fedaccord.core.vectors import leaves
 from fedaccord.engine import History
 from fedaccord.federation.errors import FederationError
@@ -339,6 +340,17 @@ def test_a_state_that_is_lost_makes_a_first_visit(
     fleet.store.save(2, Memory(Version(3, large)))
     assert 2 not in fleet.client_states([3] * 5)  # a checkpoint goes without it
     assert "no state of client 2" in caplog.text
+
+
+def test_a_state_that_is_lost_is_why_a_client_does_not_evaluate(
+    fleet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedaccord.storage.on_ray import GONE
+
+    request = SimpleNamespace(instruction=SimpleNamespace(client=1))
+    reading = request.instruction, StateLost(0), None
+    monkeypatch.setattr(fleet, "_ask", lambda *_: [reading])
+    assert fleet.evaluate([request], 1.0) == [GONE]
 
 
 def test_a_network_that_fails(fleet: Any) -> None:

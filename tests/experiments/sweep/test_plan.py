@@ -239,6 +239,11 @@ def test_methods_with_twice_the_gradients_get_half_the_configurations() -> None:
     assert by_method["fedsam"][0].config.flat["local-epochs"] == 2
 
 
+def test_losses_are_compared_by_another_metric() -> None:
+    plan = make({"algo": ["fedavg"], "loss": ["auto", "tests.own:doubled"]})
+    assert [c.point["loss"] for c in plan.configurations("fedavg")] == ["auto", "tests.own:doubled"]
+
+
 def test_keys_without_effect_give_one_warning_for_each_method() -> None:
     plan = make({"algo": ["fedavg", "fedprox"]}, {"partition": "iid", "dirichlet-alpha": 0.1})
     assert len(plan.warnings()) == 2
