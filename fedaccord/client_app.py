@@ -132,14 +132,15 @@ def configured_task(context: Context, own_package: str = "fedaccord") -> Task:
 
     A node's config may have its own values of the options that allow it: ``dataset``,
     ``data-dir``, ``image-size``, ``device`` and ``threads``. A node with its own ``data-dir`` (or
-    ``data-path``) uses all training samples there. For other limits of a run see
-    `client/node_limits.py`.
+    ``data-path``), or a function as its ``dataset``, uses all training samples there. For other
+    limits of a run see `client/node_limits.py`.
     """
     keep_freed_memory()  # this process is ours
     own = {key: value for key, value in context.node_config.items() if key in OWN_KEYS}
     if "data-path" in context.node_config:
         own.setdefault("data-dir", context.node_config["data-path"])
-    run = node_limits.allowed(context.run_config, own, context.node_config)
+    whole = _is_whole(context.run_config, own)
+    run = node_limits.allowed(context.run_config, own, context.node_config, whole)
     functions = {key: str(run[key]) for key in FUNCTION_KEYS if key in run and key not in own}
     paths = [
         (key, name.strip())
@@ -150,10 +151,17 @@ def configured_task(context: Context, own_package: str = "fedaccord") -> Task:
     node_limits.check_imports(paths, own_package, context.node_config)
     values = tuple(sorted({**run, **own}.items()))
     num_clients = context.node_config.get(NUM_PARTITIONS)
-    task, wanted, chosen = _prepared(values, num_clients, "data-dir" in own)
+    task, wanted, chosen = _prepared(values, num_clients, whole)
     wanted = 0 if "threads" in own else wanted
     torch.set_num_threads(node_limits.limited_threads(wanted, chosen, context.node_config))
     return task
+
+
+def _is_whole(run: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    """Whether all training samples of a node's own data are its client's: those of a folder or a
+    file, and of a function, unless partition=natural divides them by the clients that it names."""
+    is_function = own.get("dataset") in DATASET_FUNCTIONS
+    return "data-dir" in own or (is_function and run.get("partition") != "natural")
 
 
 @lru_cache(maxsize=4)
@@ -182,6 +190,7 @@ OWN_KEYS = [
     for key, field in (keys_of(RunConfig) | keys_of(TaskConfig)).items()
     if field.metadata["node"]
 ]
+DATASET_FUNCTIONS = keys_of(TaskConfig)["dataset"].metadata["also"]
 FUNCTION_KEYS = [
     key for key, field in keys().items() if isinstance(field.metadata["also"], named.Functions)
 ]

@@ -25,12 +25,12 @@ def is_simulated() -> bool:
 
 
 def allowed(
-    run: Mapping[str, Any], own: Mapping[str, Any], node: Mapping[str, Any]
+    run: Mapping[str, Any], own: Mapping[str, Any], node: Mapping[str, Any], whole: bool
 ) -> dict[str, Any]:
     """The settings of a run without those that make a device read files that ``own`` does not set.
 
-    own: the settings of its node-config. Raises ValueError, in one line, if it sets no data and
-    the run needs some.
+    own: the settings of its node-config; whole: its data are all the client's. Raises ValueError,
+    in one line, if it sets no data and the run needs some.
     """
     if is_simulated() or node.get(ALLOW) is True:
         return {**run}
@@ -44,7 +44,7 @@ def allowed(
             f"{ALLOW}=true to allow a run's files"
         )
     if run.get("partition") == "file":
-        if "data-dir" not in own:
+        if not whole:
             raise ValueError(
                 "expected a run that names no file of this node, got partition=file: use another "
                 f"partition, or start the SuperNode with data-dir or {ALLOW}=true in --node-config"

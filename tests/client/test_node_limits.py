@@ -138,8 +138,9 @@ def test_data_that_the_node_names_is_read_and_nothing_else(tmp_path: Path) -> No
 @pytest.mark.parametrize("allow", [False, "true", 1])
 def test_only_the_nodes_own_yes_is_one(allow: Any) -> None:
     with pytest.raises(ValueError, match="allow-server-data=true"):
-        node_limits.allowed(READS[0], {}, {"allow-server-data": allow})
-    assert node_limits.allowed(READS[0], {}, {"allow-server-data": True}) == READS[0]
+        node_limits.allowed(READS[0], {}, {"allow-server-data": allow}, whole=False)
+    yes = {"allow-server-data": True}
+    assert node_limits.allowed(READS[0], {}, yes, whole=False) == READS[0]
 
 
 # --- imports --------------------------------------------------------------------------------------
@@ -212,6 +213,17 @@ def test_a_nodes_own_data_set_is_its_own_choice() -> None:
         configured_task(context(run, **node))
 
 
+@pytest.mark.parametrize("partition", ["iid", "dirichlet", "file"])
+def test_a_function_of_the_node_reads_the_clients_own_samples(partition: str) -> None:
+    """No partition divides them, but by the clients that the function itself names."""
+    run = {"model": "linear", "dataset": "npz", "partition": partition, "num-clients": 3}
+    task = configured_task(context(run, dataset="tests.own:arrays"))
+    assert [task.num_examples(i) for i in range(3)] == [40] * 3
+    assert task.own_test
+    task = configured_task(context(run | {"partition": "natural"}, dataset="tests.own:partitioned"))
+    assert [task.num_examples(i) for i in range(3)] == [5, 10, 25]
+
+
 def test_images_that_come_with_scikit_learn_are_nobodys() -> None:
     assert configured_task(context({"model": "linear"})).num_examples(1) > 0
 
@@ -219,7 +231,7 @@ def test_images_that_come_with_scikit_learn_are_nobodys() -> None:
 @pytest.mark.usefixtures("simulated")
 @pytest.mark.parametrize("run", READS)
 def test_a_simulation_reads_what_its_user_names(run: dict[str, Any]) -> None:
-    assert node_limits.allowed(run, {}, {}) == run
+    assert node_limits.allowed(run, {}, {}, whole=False) == run
     node_limits.check_steps(ASKED._replace(local_steps=10**9), 100, {})
 
 
