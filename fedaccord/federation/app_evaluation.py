@@ -43,7 +43,15 @@ class ClientEvaluation:
     config_key: str
     aggregate: AggregateMetrics
     _is_answered: bool = field(default=False, init=False)  # after the first client's reply
-    _is_off: bool = field(default=False, init=False)  # the ClientApp has no such function
+    _is_off: bool = field(init=False)  # under dp, or the ClientApp has no such function
+
+    def __post_init__(self) -> None:
+        self._is_off = self.method.hides_clients
+        if self._is_off and self.method.fraction_evaluate:
+            log.info(
+                "clients evaluate nothing: the guarantee of dp does not cover their numbers; "
+                "write_client_metrics=True of the plug-in allows it"
+            )
 
     def __call__(self, number: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Metrics of the model after ``number`` rounds; None: no client has any."""

@@ -124,7 +124,8 @@ class FederatedStrategy(Method, Strategy, ABC):
         rounds ``fraction_evaluate`` of the clients evaluate the output model by the @app.evaluate()
         of the ClientApp, as for Flower's strategies; with methods that have personal models, and
         with ``evaluation`` "clients" or "both", they evaluate by `fedaccord.evaluate_locally`.
-        ``evaluate_config`` is in all these messages.
+        ``evaluate_config`` is in all these messages. With the plug-in `DP`, whose guarantee does
+        not cover clients' evaluations, they evaluate only with ``write_client_metrics``.
         Raises ValueError on bad settings before any message is sent, FederationError if the clients
         do not connect or too many rounds fail in a row.
         """

@@ -1,5 +1,6 @@
 """The app's own @app.evaluate(), which is called as by Flower's strategies."""
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from flwr.serverapp.strategy import Result
 
 from fedaccord.engine import quiet
 from fedaccord.federation.app_evaluation import weighted_means
+from fedaccord.plugins import DP
 from fedaccord.strategies import AFedPD, FedAvg, Scaffold
 from fedaccord.wire.tensor_array import to_tensor
 from tests.grid import InProcessGrid
@@ -58,6 +60,19 @@ def test_clients_evaluate_the_output_model(kind: Any) -> None:
         mean = sum(i * (i + 1) for i in range(C)) / sum(i + 1 for i in range(C))
         assert metrics["place"] == pytest.approx([mean, 2 * mean])
         assert "num-examples" not in metrics
+
+
+@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize("where", ["server", "client"])
+def test_a_guarantee_of_privacy_does_not_cover_what_clients_measure(
+    where: str, write: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    private = DP(clip=1.0, noise_multiplier=0.0, where=where, write_client_metrics=write)
+    method = strategy(sampling="bernoulli", local_steps=1, plugins=(private,))
+    with InProcessGrid(app(norm), C) as grid, caplog.at_level(logging.INFO, logger="flwr"):
+        result = method.start(grid, INITIAL, 2)
+    assert [*result.evaluate_metrics_clientapp] == ([1, 2] if write else [])
+    assert ("the guarantee of dp does not cover their numbers" in caplog.text) != write
 
 
 def test_the_means_are_those_of_flowers_strategies() -> None:
