@@ -138,6 +138,19 @@ def test_weak_noise_has_its_exact_epsilon_and_no_endless_grid() -> None:
     assert noise_multiplier(exact, 1e-5, 1.0, 20) == pytest.approx(z, rel=2e-4)
 
 
+@pytest.mark.parametrize(
+    ("z", "q", "rounds", "epsilon"),
+    [(2.0, 1e-3, 2000, 0.08781), (1.0, 1e-3, 5000, 0.39163), (10.0, 0.02, 100, 0.05973)],
+)
+def test_rare_clients_cost_no_more_than_they_do(
+    z: float, q: float, rounds: int, epsilon: float
+) -> None:
+    """A round's loss may be smaller than a fixed grid. The numbers are of both directions of the
+    mechanism, composed by Fourier transforms on a grid of 1e-5."""
+    delta = 1e-5 if q == 0.02 else 1e-6
+    assert Accountant(z, q, delta).epsilon(rounds) == pytest.approx(epsilon, rel=1e-3)
+
+
 def test_a_budget_that_needs_no_noise_is_refused() -> None:
     """A client is drawn in one of 3 rounds with probability 1 - 0.99^3 = 0.029701."""
     z = noise_multiplier(8.0, 0.0297, 0.01, 3)
