@@ -61,7 +61,7 @@ class FullRound:
         if missing:
             return Collected(s, [], (), failure=missing)
         if self.clock:
-            available, now = self.clock.available(available, s.clock)
+            available, now = self.clock.available(self._eligible(s, available), s.clock)
             s = s._replace(clock=now)
         requests = self.session.requests(s, self.cohort(s, available))
         timing = self._timing(requests, s)
@@ -69,6 +69,12 @@ class FullRound:
         self.release(s)
         replies = chain(self._train(in_time), timing.late.items())
         return Collected(s._replace(clock=timing.seconds), requests, replies, timing.ends)
+
+    def _eligible(self, s: RoundState, connected: Sequence[int]) -> Sequence[int]:
+        """The connected clients that round t may have: all of them, or those of its cohort."""
+        if self.cohorts is None:
+            return connected
+        return sampling.scheduled(self.cohorts[s.t], connected)
 
     def _connected(self, s: RoundState) -> tuple[Sequence[int], str]:
         """The connected clients, after a wait for as many as a round needs, and why these are not
@@ -121,7 +127,9 @@ class Buffered(FullRound):
         ends = sorted((request.end, request.client) for request in s.visits)
         lost = {request.client: clock.lost(request) for request in s.visits if request.is_lost}
         arriving = [end for end in ends if end[1] not in lost]
-        step = (arriving[:wanted] or ends or [(s.clock, -1)])[-1]
+        # too few: the server waits for the others until they go away
+        last = arriving[:wanted] if len(arriving) >= wanted else ends
+        step = (last or [(s.clock, -1)])[-1]
         end_of = {i: end for end, i in ends if (end, i) <= step}
         requests, rest = self._split(s, end_of)
         self.release(s)
@@ -135,7 +143,7 @@ class Buffered(FullRound):
         receive them at once."""
         at_work = {request.client for request in s.visits}
         if self.clock and not at_work:
-            available, now = self.clock.available(available, s.clock)
+            available, now = self.clock.available(self._eligible(s, available), s.clock)
             s = s._replace(clock=now)
         elif self.clock:
             available = self.clock.active(available, s.clock)

@@ -414,6 +414,37 @@ def test_a_device_that_goes_away_frees_its_seat(tmp_path: Path) -> None:
     assert history.metrics["replies"][1:].tolist() == [3] * 4
 
 
+def test_a_step_does_not_foresee_that_a_device_goes_away(tmp_path: Path) -> None:
+    """A buffer of all active clients is a synchronous round, which waits for it until then."""
+    path = tmp_path / "away.csv"
+    traces = {i: {"ms_per_sample": 1, "up_kbps": 1e9, "down_kbps": 1e9} for i in range(C)}
+    traces[2] |= {"ms_per_sample": 1e4, "active": "0-5", "period_s": 1e9}
+    write(path, traces)
+    own: dict[str, Any] = {"device_profile": str(path)}
+    full = {"schedule": "buffered", "concurrency": C, "buffer_size": C}
+    together = run(method_of("fedavg", **own), [EVERYONE] * 3).metrics
+    steps = run(method_of("fedavg", **own, **full), [EVERYONE] * 3).metrics
+    assert steps["clock"].tolist() == together["clock"].tolist()
+    assert steps["clock"][1] == 5
+    for row in (steps, together):
+        assert row["replies"][1:].tolist() == [C - 1] * 3
+        assert row["dropped"][1:].tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "buffered"])
+def test_a_given_cohort_waits_for_its_first_device(schedule: str, tmp_path: Path) -> None:
+    path = tmp_path / "late.csv"
+    traces = {i: {"ms_per_sample": 1, "up_kbps": 1e9, "down_kbps": 1e9} for i in range(C)}
+    traces[0] |= {"active": "20-1000"}
+    write(path, traces)
+    more = {"device_profile": str(path), "schedule": schedule}
+    if schedule == "buffered":
+        more |= {"concurrency": 1, "buffer_size": 1}
+    metrics = run(method_of("fedavg", **more), [[0], [0], [1]]).metrics
+    assert metrics["replies"][1:].tolist() == [1, 1, 1]
+    assert metrics["clock"][1] > 20
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
