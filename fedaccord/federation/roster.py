@@ -72,6 +72,8 @@ class Roster:
         self.num_clients = 0  # C; 0 until a node has replied
         self.refused: dict[int, str] = {}  # node id -> why, of the nodes that are online
         self._claims: dict[int, Claim] = {}  # by node id, of the nodes that are online
+        self._last: dict[int, int] = {}  # client -> its last node, perhaps offline
+        self._duplicates: set[int] = set()  # nodes that were refused beside that of their client
         self._pending: dict[int, PendingHandshake] = {}  # by node id
         self._partition_ids = partition_ids or PartitionIds()
         self._has_begun = False  # round 1: C stays
@@ -261,21 +263,30 @@ class Roster:
         for node, (client, num_clients) in numbered:
             if num_clients != self.num_clients:
                 continue
-            holder = self.nodes.setdefault(client, node)
-            if holder == node:
-                self.refused.pop(node, None)
-            elif node in newcomers:
+            holder = self.nodes.get(client)
+            is_duplicate = node in self._duplicates  # also after it reconnected
+            if holder is None and is_duplicate and self._last.get(client) in self._pending:
+                holder = self._last[client]  # which has reconnected, too
+            if holder is None or holder == node:
+                self._seat(client, node)
+            elif node in newcomers and not is_duplicate:
                 # a restarted device: its old node stays online for a while
                 text = "client %d reconnected as a new node, which replaces the old one"
                 log.warning(text, client)
-                self.nodes[client] = node
+                self._seat(client, node)
             else:
+                self._duplicates.add(node)
                 self._refuse(
                     node,
                     "expected one SuperNode per partition-id, got two with "
                     f"partition-id={client} (nodes {holder} and {node}): give each its own in "
                     "--node-config",
                 )
+
+    def _seat(self, client: int, node: int) -> None:
+        self.nodes[client] = self._last[client] = node
+        self.refused.pop(node, None)
+        self._duplicates.discard(node)
 
     def _count_votes(self) -> None:
         """C by the majority of nodes; in a tie it does not change, and no node is assigned."""

@@ -180,6 +180,25 @@ def test_the_second_takes_the_place_when_the_first_is_gone(
     assert roster.refused == {}
 
 
+def test_a_second_node_of_a_client_stays_left_out_when_connections_break(
+    roster: Roster, net: Net
+) -> None:
+    """Its data are others, and a method with memories would find none."""
+    for node, client in ((10, 0), (11, 1), (12, 1)):
+        net.join(node, client, 2)
+    roster.wait_for_all(net, 600)
+    for lost in (12, 11, 11, 12):
+        net.join(lost, 1, 2)  # with the same node id, as a device whose connection returns
+        for _ in range(3):
+            roster.update(net)
+            assert roster.nodes.get(1) in (11, None)
+        assert roster.nodes == {0: 10, 1: 11}
+        assert "got two with partition-id=1 (nodes 11 and 12)" in roster.refused[12]
+    net.leave(11)
+    roster.update(net)
+    assert roster.nodes == {0: 10, 1: 12}  # the only one
+
+
 BAD_NODES: dict[str, tuple[dict[str, Any], str]] = {
     "no partition-id": ({"num_clients": 3}, "expected an integer 'partition-id'"),
     "no num-partitions": ({"client": 0}, "expected an integer 'num-partitions'"),
