@@ -211,7 +211,7 @@ class Roster:
                     "and this server numbers no clients"
                 )
             self._check_classes(card)
-            self._check_model(layout)
+            self._check_model(layout, card)
             self.card = self.card or card
             self._claims[node] = Claim(client, num_clients or self._partition_ids.num_clients)
         except ValueError as error:
@@ -224,6 +224,13 @@ class Roster:
         if not (card and self.card):
             return
         names, theirs = ([*each["class-names"]] for each in (self.card, card))
+        if bool(names) != bool(theirs):
+            words = "classes", "numbers to predict"
+            wanted, got = words if names else words[::-1]
+            raise ValueError(
+                f"expected targets that are {wanted}, got {got}: labels of classes are integers, "
+                "numbers to predict are floats, at every site"
+            )
         if names != theirs and ((any(names) and any(theirs)) or len(names) != len(theirs)):
             wanted, got = listed(class_names(self.card)), listed(class_names(card))
             raise ValueError(
@@ -231,11 +238,18 @@ class Roster:
                 "every site, by labels= of the run or as the data set allows"
             )
 
-    def _check_model(self, layout: ModelLayout | None) -> None:
+    def _check_model(self, layout: ModelLayout | None, card: Mapping[str, Any] | None) -> None:
         """Raise ValueError, which names the first tensor, if a node's model is not the run's."""
         if layout is None:
             return
         if self.layout and (difference := self.layout.difference(layout)):
+            cards = (self.card, card) if self.card and card else ()
+            shapes = [tuple(each["arguments"]["shape"]) for each in cards]
+            if len({*shapes}) > 1:
+                raise ValueError(
+                    f"expected samples of shape {shapes[0]}, got {shapes[1]}, for another model "
+                    f"({difference}): prepare the data of all sites alike"
+                )
             raise ValueError(
                 f"{difference}: build the same model on server and clients, with frozen tensors "
                 "from the same file or seed, and leave out of initial_arrays what is frozen, tied, "

@@ -83,10 +83,20 @@ def test_a_site_with_another_number_of_features_is_left_out(
     files[2] = site(tmp_path / "2.npz", features=5)
     with pytest.raises(FederationError) as refusal:
         federate(tmp_path, files, name="x")
-    line = "expected shared tensor '1.weight' of shape (2, 3), got (2, 5): build the same model"
+    line = "expected samples of shape (3,), got (5,), for another model (expected shared tensor "
     assert line in str(refusal.value)
     assert "\n" not in str(refusal.value)
     assert json.loads((tmp_path / "x" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_a_site_whose_labels_are_floats_is_left_out(tmp_path: Path, files: list[Path]) -> None:
+    with np.load(files[2]) as arrays:
+        floats = {k: v.astype(np.float32) if k[0] == "y" else v for k, v in arrays.items()}
+    np.savez(files[2], **floats)
+    with pytest.raises(FederationError) as refusal:
+        federate(tmp_path, files, name="x")
+    line = "expected targets that are classes, got numbers to predict: labels of classes are int"
+    assert line in str(refusal.value)
 
 
 def without_test(file: Path) -> None:
