@@ -340,7 +340,9 @@ class Roster:
                 self._refuse(
                     node,
                     f"expected {self.num_clients} clients, and every id is assigned; a node is "
-                    "identified by its registered key: start it with its earlier key",
+                    "identified by its registered key: start it with its earlier key; one without "
+                    "a key is another node at each start: give these partition-id and "
+                    "num-partitions",
                 )
         return numbered
 

@@ -73,7 +73,7 @@ def packed_before(memory: Memory | None, instruction: TrainInstruction) -> Any |
     entry = version(memory, instruction.accepted)
     if entry is not None:
         return entry.state
-    if next(leaves(_like(instruction)), None) is None:  # stateless: nothing can be lost
+    if _is_stateless(instruction):  # nothing can be lost
         return None
     raise MissingStateError
 
@@ -88,6 +88,10 @@ def memory_after(memory: Memory | None, instruction: TrainInstruction, packed: A
 
 def _like(instruction: TrainInstruction) -> Any:
     return state_like(instruction.half, instruction.shapes)
+
+
+def _is_stateless(instruction: TrainInstruction) -> bool:
+    return next(leaves(_like(instruction)), None) is None
 
 
 def version(memory: Memory | None, round: int) -> Version | None:
@@ -118,7 +122,9 @@ class Store(ABC):
         """The client's state at the start of a visit; None: it is the first one. Raises as
         `packed_before` and `unpack`."""
         packed = packed_before(self.load(instruction.client), instruction)
-        return None if packed is None else self.unpack(packed, _like(instruction))
+        if packed is None or _is_stateless(instruction):
+            return None
+        return self.unpack(packed, _like(instruction))
 
     def remember(self, instruction: TrainInstruction, state: Any) -> None:
         """Store the state after a visit."""

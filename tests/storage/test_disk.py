@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,8 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedaccord.core.client_half import state_like
+from fedaccord.core.rule import LocalRule
 from fedaccord.storage.disk import DiskStore, prepare
 from fedaccord.storage.store import Memory, MissingStateError, Version
+from fedaccord.strategies.fedavg import FedAvgClient
+from fedaccord.strategies.scaffold import ScaffoldClient
+from tests.storage.test_store import instruction
 
 
 class Inner(NamedTuple):
@@ -123,6 +129,20 @@ def test_a_damaged_state_is_lost_with_one_line(
     (record,) = caplog.records
     assert record.getMessage().startswith(f"{folder / '1.safetensors'} is damaged (")
     assert "\n" not in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_lost"), [(FedAvgClient(), False), (ScaffoldClient(), True)], ids=["bare", "c_i"]
+)
+@pytest.mark.parametrize("damage", [cut, Path.unlink])
+def test_a_client_that_keeps_nothing_loses_nothing(
+    damage: Any, rule: LocalRule, is_lost: bool, store: DiskStore, folder: Path
+) -> None:
+    first = instruction(1, -1, rule=rule)._replace(client=2)
+    store.remember(first, state_like(first.half, first.shapes))
+    damage(folder / "1.safetensors")
+    with pytest.raises(MissingStateError) if is_lost else nullcontext():
+        assert store.recall(first._replace(round=2, accepted=1)) is None
 
 
 class Other(NamedTuple):
