@@ -19,6 +19,13 @@ from fedaccord.client.train import (
 )
 from fedaccord.config import RunConfig, keys, keys_of
 from fedaccord.core import named
+from fedaccord.core.node_config import (
+    NUM_PARTITIONS,
+    OWN_DATA,
+    PARTITION_ID,
+    STATE_DIR,
+    check_spelling,
+)
 from fedaccord.core.options import unread
 from fedaccord.core.request import ModelLayout, ModelSettings
 from fedaccord.process import threads
@@ -28,7 +35,7 @@ from fedaccord.storage.store import ContextStore, Store
 from fedaccord.task import Task, load_task
 from fedaccord.task.config import TaskConfig
 from fedaccord.task.multiplications import threads_of_task
-from fedaccord.wire.handshake import NUM_PARTITIONS, OWN_DATA, PARTITION_ID, answer_handshake
+from fedaccord.wire.handshake import answer_handshake
 from fedaccord.wire.instruction import is_handshake, read_instruction
 
 __all__ = ["app", "configured_task", "evaluate_locally", "make_app", "train_locally"]
@@ -136,6 +143,7 @@ def configured_task(context: Context, own_package: str = "fedaccord") -> Task:
     limits of a run see `client/node_limits.py`.
     """
     keep_freed_memory()  # this process is ours
+    check_spelling(context.node_config, OWN_KEYS)
     own = {key: value for key, value in context.node_config.items() if key in OWN_KEYS}
     if "data-path" in context.node_config:
         own.setdefault("data-dir", context.node_config["data-path"])
@@ -184,7 +192,6 @@ def _prepared(
     return task, config.threads, threads_of_task(config.threads, task, config.strategy).number
 
 
-STATE_DIR = "state-dir"
 OWN_KEYS = [
     key
     for key, field in (keys_of(RunConfig) | keys_of(TaskConfig)).items()

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedaccord.wire.handshake import NUM_PARTITIONS, PARTITION_ID
+from fedaccord.core.node_config import NUM_PARTITIONS, PARTITION_ID
 
 RUN_ID = 1
 IDENTITY = {"_run_id": RUN_ID, "_node_id": 1, "_task_id": 1}  # of the server, in `TaskIdentity`

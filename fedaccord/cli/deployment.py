@@ -3,17 +3,18 @@
 import errno
 import http.client
 import os
-import re
 import shutil
 import socket
 import ssl
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import Any
 
+import click
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.x509 import load_der_x509_certificate
 
@@ -21,6 +22,9 @@ from fedaccord.cli.check import Check, fail, ok, size, warn
 from fedaccord.cli.deployments import certificates, folders
 from fedaccord.cli.deployments.folders import Facts, read_facts
 from fedaccord.compat import flower
+from fedaccord.config import keys
+from fedaccord.core import node_config
+from fedaccord.data.datasets import DATASETS
 from fedaccord.runs.origin import versions
 
 SECONDS = 10.0  # seconds to wait for the server
@@ -92,11 +96,18 @@ def _check_own_port(folder: Path, facts: Facts) -> Check:
 
 
 def _check_device(folder: Path, facts: Facts) -> Iterator[Check]:
-    file, config = folder / folders.NODE_CONFIG, ""
+    file, config = folder / folders.NODE_CONFIG, dict[str, Any]()
+    options = [key for key, field in keys().items() if field.metadata["node"]]
     try:
-        config = file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        config = flower.read_node_config(file.read_text(encoding="utf-8").strip())
+        node_config.check_spelling(config, options)
+        _check_number(config)
+    except OSError as error:
         yield fail("node-config", f"expected a line of key=value pairs, got {error}")
+    except click.ClickException:
+        yield fail("node-config", f'expected pairs as key=1 key=true key="text"; edit {file}')
+    except ValueError as error:
+        yield fail("node-config", f"{error}; edit {file}")
     else:
         yield _check_own_data(config, file)
     yield _check_states(config, folder)
@@ -117,30 +128,40 @@ def _check_device(folder: Path, facts: Facts) -> Iterator[Check]:
         yield _check_registered(key, folder, facts)
 
 
-def _quoted(keys: str, config: str) -> tuple[str, str] | None:
-    """The first pair of a node's configuration whose key matches the pattern; Flower reads texts in
-    either quotes."""
-    pair = re.search(rf"""(?:^|\s)({keys})=(["'])(.*?)\2""", config)
-    return pair and (pair[1], pair[3])
+def _check_number(config: Mapping[str, Any]) -> None:
+    """Raise ValueError, in one line, for a node that no server could make a client."""
+    has_data = any(key in config for key in node_config.OWN_DATA)
+    if node_config.PARTITION_ID not in config and has_data:
+        return
+    for key in node_config.NUMBERS:
+        if type(config.get(key)) is not int:
+            raise ValueError(
+                f"expected partition-id=0 num-partitions=3 or the like, without spaces around =, "
+                f"got {key}={config.get(key)!r}"
+            )
 
 
-def _check_own_data(config: str, file: Path) -> Check:
-    pair = _quoted("data-dir|data-path", config)
-    other = re.search(r"(?:^|\s)(dataset=\S+|allow-server-data=true)", config)
-    if pair is None and other:
-        return ok("data", other[1])
-    if pair is None:
+def _check_own_data(config: Mapping[str, Any], file: Path) -> Check:
+    key = next((key for key in node_config.OWN_DATA if key in config), None)
+    if key is not None:
+        if Path(str(config[key])).exists():
+            return ok("data", str(config[key]))
+        return fail(
+            "data", f"{key}: expected this device's data, found no {config[key]}; edit {file}"
+        )
+    dataset, server = config.get("dataset"), config.get(node_config.ALLOW) is True
+    if server:
+        return ok("data", f"{node_config.ALLOW}=true")
+    if dataset is None:
         return warn("data", "no data-dir: this device can only take part in runs on digits")
-    key, path = pair
-    if Path(path).exists():
-        return ok("data", path)
-    advice = f"expected this device's data, found no {path}; edit {file}"
-    return fail("data", f"{key}: {advice}")
+    if dataset in DATASETS and DATASETS[dataset].origin == "user":
+        return fail("data", f"dataset={dataset}: expected data-dir with it, got none; edit {file}")
+    return ok("data", f"dataset={dataset}")
 
 
-def _check_states(config: str, folder: Path) -> Check:
-    own = _quoted("state-dir", config)
-    states = Path(own[1]) if own else folder / "state"
+def _check_states(config: Mapping[str, Any], folder: Path) -> Check:
+    own = config.get(node_config.STATE_DIR)
+    states = folder / "state" if own is None else Path(str(own))
     if not states.is_absolute():
         return fail("state-dir", f"expected an absolute path, got {str(states)!r}")
     return _check_writable("state-dir", states)

@@ -9,11 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedaccord.compat import flower
+from fedaccord.core.node_config import ALLOW, IMPORTS, MAX_STEPS, MAX_THREADS, STATE_DAYS
 from fedaccord.core.request import TrainInstruction
 
-ALLOW, MAX_STEPS, MAX_THREADS = "allow-server-data", "max-local-steps", "max-threads"
-STATE_DAYS = "state-days"
-IMPORTS = "allowed-imports"
 DAYS = 90  # days that the states of a run are kept after its last request, by default
 STEPS = 1_000_000  # steps of a round, unless a node's config sets them
 HARMLESS = "digits"  # the images are part of scikit-learn: no private data

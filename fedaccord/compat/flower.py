@@ -165,6 +165,15 @@ LOCAL_PORT_VARIABLE, LOCAL_PORT = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "39091"
 LOCAL_PROGRAM, LOCAL_PORT_OPTION = "flower-superlink", "--port"
 LOCAL = "local"  # its name in Flower's first configuration
 
+
+def read_node_config(text: str) -> dict[str, Any]:
+    """The pairs of a ``--node-config``, as a SuperNode reads them. Raises click's ClickException if
+    it refuses them."""
+    from flwr.common.config import parse_config_args
+
+    return {**parse_config_args([text])}
+
+
 # --- the nodes of a grid --------------------------------------------------------------------------
 
 

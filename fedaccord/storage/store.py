@@ -122,9 +122,14 @@ class Store(ABC):
         """The client's state at the start of a visit; None: it is the first one. Raises as
         `packed_before` and `unpack`."""
         packed = packed_before(self.load(instruction.client), instruction)
-        if packed is None or _is_stateless(instruction):
+        if packed is None:
             return None
-        return self.unpack(packed, _like(instruction))
+        try:
+            return self.unpack(packed, _like(instruction))
+        except MissingStateError:
+            if _is_stateless(instruction):
+                return None
+            raise
 
     def remember(self, instruction: TrainInstruction, state: Any) -> None:
         """Store the state after a visit."""

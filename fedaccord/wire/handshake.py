@@ -7,13 +7,12 @@ from typing import Any, NamedTuple, cast
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
+from fedaccord.core.node_config import NUM_PARTITIONS, OWN_DATA, PARTITION_ID
 from fedaccord.core.options import listed
 from fedaccord.core.request import DEFAULT, ModelLayout, ModelSettings
 from fedaccord.wire.instruction import HANDSHAKE, PROTOCOL, VERSION, check_protocol
 from fedaccord.wire.records import CONFIG, METRICS, config_of, metrics_of
 
-PARTITION_ID, NUM_PARTITIONS = "partition-id", "num-partitions"
-OWN_DATA = ("data-dir", "data-path")  # keys of a node's config; the second is Flower's own
 UNNUMBERED = "without-number"  # in the reply of a node to which the server assigns an id
 MAX_CLIENTS = 10**6  # limit of num-partitions
 SETTINGS, LAYOUT, CARD = "model-settings", "model-layout", "model-card"

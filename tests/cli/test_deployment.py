@@ -268,6 +268,22 @@ def without(name: str) -> Callable[[Path], None]:
         (without("ca.crt"), "ca.crt", "expected a certificate"),
         (texts("ca.crt", "x"), "ca.crt", "expected a certificate"),
         (
+            texts(folders.NODE_CONFIG, 'partition-id=0 num-partitions=1 dataset="npz"'),
+            *("data", "dataset=npz: expected data-dir with it, got none; edit "),
+        ),
+        (
+            texts(folders.NODE_CONFIG, "partition-id=0 num-partitions=1 data-dir=/data/a.npz"),
+            *("node-config", 'expected pairs as key=1 key=true key="text"; edit '),
+        ),
+        (
+            texts(folders.NODE_CONFIG, "partition-id = 0 num-partitions = 1"),
+            *("node-config", "without spaces around =, got partition-id=None; edit "),
+        ),
+        (
+            texts(folders.NODE_CONFIG, "data-path='.' max_threads=1"),
+            *("node-config", "max_threads: expected max-threads in this node's config: rename"),
+        ),
+        (
             texts(folders.NODE_CONFIG, 'data-dir="/no/such.npz"'),
             *("data", "data-dir: expected this device's data, found no /no/such.npz"),
         ),
@@ -299,10 +315,11 @@ def test_a_device_without_data_of_its_own(lab: Path) -> None:
     assert lines["data"].startswith("warn no data-dir")
 
 
-@pytest.mark.parametrize("pair", ['dataset="sites.data:load"', "allow-server-data=true"])
+@pytest.mark.parametrize("pair", ["dataset=sites.data:load", "allow-server-data=true"])
 def test_a_device_whose_data_are_no_folder(lab: Path, pair: str) -> None:
     file = lab / "device-0" / folders.NODE_CONFIG
-    file.write_text(f"partition-id=0 num-partitions=1 {pair}")
+    quoted = pair.replace("sites.data:load", '"sites.data:load"')
+    file.write_text(f"partition-id=0 num-partitions=1 {quoted}")
     with serving(lab / "server", port_of(lab)):
         assert doctor(lab / "device-0")[1]["data"] == f"ok {pair}"
 

@@ -91,6 +91,10 @@ def test_a_run_names_no_gossip_file(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"state-days": -1}, "expected state-days in this node's config"),
         ({"state-dir": "states"}, "state-dir: expected an absolute path"),
         ({"state-dir": __file__}, "state-dir: expected a folder that can be written"),
+        ({"state_dir": "/states"}, "state_dir: expected state-dir in this node's config: rename"),
+        ({"max_threads": 1}, "max_threads: expected max-threads in this node's config"),
+        ({"Device": "cpu"}, "Device: expected device in this node's config"),
+        ({"allow-server-date": True}, "allow-server-date: expected allow-server-data in this"),
     ],
 )
 def test_a_wrong_node_config_shows_before_round_1(node: dict[str, Any], line: str) -> None:
@@ -98,6 +102,11 @@ def test_a_wrong_node_config_shows_before_round_1(node: dict[str, Any], line: st
         message = Message(handshake(), 1, MessageType.TRAIN)
         with pytest.raises(ValueError, match=f"^partition-id=1: {line}"):
             app(message, context({"model": "linear"}, **node))
+
+
+def test_keys_of_another_app_are_its_own() -> None:
+    own = {"devices": 2, "path": "/x", "site": "north", "max_threads": 7}
+    assert configured_task(context({"model": "linear"}, **own, **{"max-threads": 7}))
 
 
 def test_another_clients_states_are_noticed(tmp_path: Path) -> None:

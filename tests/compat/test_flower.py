@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click import ClickException
 from cryptography.fernet import Fernet
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -227,6 +228,17 @@ def test_the_local_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command[0] == flower.LOCAL_PROGRAM
     at = command.index(flower.LOCAL_PORT_OPTION)
     assert command[at + 1] == constant.LOCAL_SUPERLINK_HTTP_API_PORT
+
+
+def test_a_node_config_is_read_as_a_supernode_reads_it() -> None:
+    from flwr.common import config
+    from flwr.supernode.cli import flower_supernode
+
+    assert flower_supernode.parse_config_args is config.parse_config_args
+    pairs = flower.read_node_config("partition-id=1 path='/a b' yes=true\nrate=0.5")
+    assert pairs == {"partition-id": 1, "path": "/a b", "yes": True, "rate": 0.5}
+    with pytest.raises(ClickException):
+        flower.read_node_config("path=/a")
 
 
 # --- secure sums ---------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedaccord import client_app
-from fedaccord.wire.handshake import PARTITION_ID
+from fedaccord.core.node_config import PARTITION_ID
 from fedaccord.wire.instruction import is_handshake, read_instruction
 from fedaccord.wire.records import SECURE, config_of
 

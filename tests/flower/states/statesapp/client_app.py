@@ -3,8 +3,8 @@
 from flwr.app import Context, Message, MetricRecord, RecordDict
 
 from fedaccord import client_app
+from fedaccord.core.node_config import PARTITION_ID
 from fedaccord.storage.store import STATE
-from fedaccord.wire.handshake import PARTITION_ID
 
 app = client_app.app  # Flower looks for this assignment, an import is not enough
 

@@ -1,0 +1,29 @@
+"""The keys of a node's config, a SuperNode's ``--node-config``, beside the run-config keys that it
+may have."""
+
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
+
+PARTITION_ID, NUM_PARTITIONS = "partition-id", "num-partitions"
+OWN_DATA = ("data-dir", "data-path")  # the second is Flower's own
+STATE_DIR, STATE_DAYS = "state-dir", "state-days"
+ALLOW, IMPORTS = "allow-server-data", "allowed-imports"
+MAX_STEPS, MAX_THREADS = "max-local-steps", "max-threads"
+NUMBERS = (PARTITION_ID, NUM_PARTITIONS)
+LIMITS = (STATE_DIR, STATE_DAYS, ALLOW, IMPORTS, MAX_STEPS, MAX_THREADS)
+KEYS = (*NUMBERS, *OWN_DATA, *LIMITS)
+LONG = 8  # characters of a key from which a similar one is a misspelt one
+SIMILAR = 0.85  # ratio of `difflib`
+
+
+def check_spelling(node: Collection[str], options: Iterable[str]) -> None:
+    """Raise ValueError, in one line, for a key that has no effect because it is misspelt.
+
+    options: the run-config keys that a node may have. Other keys may be those of another app.
+    """
+    missing = {key for key in (*KEYS, *options) if key not in node}
+    for key in node:
+        plain = key.lower().replace("_", "-")
+        near = get_close_matches(plain, [k for k in missing if len(k) >= LONG], 1, SIMILAR)
+        if key not in (*KEYS, *options) and (near := [plain] if plain in missing else near):
+            raise ValueError(f"{key}: expected {near[0]} in this node's config: rename the key")
