@@ -8,6 +8,7 @@ import runpy
 import threading
 import tomllib
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -232,9 +233,9 @@ def test_the_local_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_node_config_is_read_as_a_supernode_reads_it() -> None:
     from flwr.common import config
-    from flwr.supernode.cli import flower_supernode
 
-    assert flower_supernode.parse_config_args is config.parse_config_args
+    supernode: Any = import_module("flwr.supernode.cli.flower_supernode")
+    assert supernode.parse_config_args is config.parse_config_args
     pairs = flower.read_node_config("partition-id=1 path='/a b' yes=true\nrate=0.5")
     assert pairs == {"partition-id": 1, "path": "/a b", "yes": True, "rate": 0.5}
     with pytest.raises(ClickException):
