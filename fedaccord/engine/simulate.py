@@ -346,6 +346,7 @@ def simulate(
             if checkpoint.number >= rounds:
                 raise logbook.is_done("resume", checkpoint.number, "rounds")
             logbook.check_states(config, checkpoint)
+            logbook.check_budget(config, checkpoint, Path(str(resume)))
             if clients is None:
                 now = named_contents.of_run(config, task.fingerprint)
                 logbook.with_earlier_code(now, checkpoint.facts, in_use(config))

@@ -56,7 +56,7 @@ class Budget:
     keeps its noise multiplier for any number of rounds. secret: whether the noise is drawn from the
     operating system. If clients add the noise, a client's upload may change by 2 S, and the server
     sees it alone.
-    Raises ValueError, in one line, if dp-accounting is not installed, or no round is left.
+    Raises ValueError, in one line, if dp-accounting is not installed, or a new run has no round.
     """
 
     def __init__(
@@ -69,18 +69,15 @@ class Budget:
         begun: Privacy | None,
         secret: bool,
     ) -> None:
-        if begun is None:
-            self.first = first_of(guarantee, share, num_rounds, num_clients)
-        else:
-            self.first = begun
-            check_left(guarantee, begun, OR_END)
+        self.first = begun or first_of(guarantee, share, num_rounds, num_clients)
         z, delta, clients = self.first.multiplier, guarantee.delta, share * num_clients
         self.delta, self.secret = delta, secret
         self._accountant = accountant(self.first, delta)
         spent, bound = self.first.releases, guarantee.max_epsilon
         self.rounds_left = num_rounds  # rounds that the budget allows
         if bound:
-            self.rounds_left = self._accountant.rounds_within(bound, spent + num_rounds) - spent
+            within = self._accountant.rounds_within(bound, spent + num_rounds)
+            self.rounds_left = max(0, within - spent)
         log.info(
             "privacy: noise multiplier %.4g on %s, delta %g, noise from %s",
             z,

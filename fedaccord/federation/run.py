@@ -195,8 +195,8 @@ class Run:
 
     def _with_privacy(self, s: RoundState) -> RoundState:
         """The state with that of the privacy mechanism; sets the end of the run."""
-        method, left = self.method, self.num_rounds - s.t
-        if method.guarantee is None or left <= 0:
+        method, left = self.method, max(0, self.num_rounds - s.t)
+        if method.guarantee is None or (s.privacy is None and not left):
             return s
         numbers = s.w.numel() * len(self.session.half.rule.sends._fields)
         self._budget = Budget(

@@ -93,7 +93,8 @@ class Logbook(Book):
             if in_process:
                 check_states(config, begun)
             _check_rounds(config, begun, path)
-            _check_budget(config, begun, path)
+            if _is_complete(path):  # else it may have ended without a summary
+                check_budget(config, begun, path)
             self.directory = RunDirectory.reopen(
                 path,
                 in_use(config) | {"resume": False},  # config.toml makes the run anew
@@ -271,8 +272,7 @@ def is_done(what: object, number: int, key: str) -> ValueError:
 def _check_rounds(config: RunConfig, begun: Checkpoint, path: Path) -> None:
     """Raise ValueError, in one line, if no round is left."""
     rounds, before = config.num_server_rounds, begun.facts["settings"]["num-server-rounds"]
-    is_complete = status(path) == COMPLETED and (path / "model.safetensors").exists()
-    if begun.number > rounds or (begun.number == rounds and is_complete):
+    if begun.number > rounds or (begun.number == rounds and _is_complete(path)):
         raise is_done(path, begun.number, "num-server-rounds")
     if config.strategy.anneals and before != rounds:
         log.warning(
@@ -284,7 +284,11 @@ def _check_rounds(config: RunConfig, begun: Checkpoint, path: Path) -> None:
         )
 
 
-def _check_budget(config: RunConfig, begun: Checkpoint, path: Path) -> None:
+def _is_complete(path: Path) -> bool:
+    return status(path) == COMPLETED and (path / "model.safetensors").exists()
+
+
+def check_budget(config: RunConfig, begun: Checkpoint, path: Path) -> None:
     """Raise ValueError, in one line, if the privacy budget has no round left."""
     guarantee, privacy = config.strategy.guarantee, privacy_of(begun.facts)
     if guarantee and privacy and config.num_server_rounds > begun.number:

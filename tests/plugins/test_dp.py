@@ -17,6 +17,7 @@ from fedaccord.core.rounds import broadcast
 from fedaccord.federation.accounting import Accountant, noise_multiplier
 from fedaccord.federation.budget import first_of
 from fedaccord.federation.errors import FederationError
+from fedaccord.federation.round import Round
 from fedaccord.plugins import DP, Compress
 from fedaccord.runs import reader
 from fedaccord.strategies import METHODS, RelaxedInit, Robust
@@ -284,6 +285,28 @@ def test_a_run_ends_before_a_round_that_would_pass_its_budget(settings: dict[str
     assert result.metrics["round"][is_evaluated].tolist() == [0, 3, 4]  # its last round is
     with pytest.raises(ValueError, match=r"dp\.max-epsilon: expected room for one more round"):
         run(settings, name="bound", dp__max_epsilon=bound * 1.0001, eval_every=3, resume=True)
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_run_that_was_cut_off_after_its_last_round_is_completed_with_its_epsilon(
+    settings: dict[str, Any], bounded: bool
+) -> None:
+    def cut_off(round: Round) -> None:
+        if round.number == 4:
+            raise KeyboardInterrupt
+
+    epsilon = Accountant(1.0, 0.5, 1e-5).epsilon(4)
+    own = {"dp.max-epsilon": 1.0001 * epsilon} if bounded else {"num-server-rounds": 4}
+    values = settings | {"name": f"cut-off-{bounded}", **own}
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(RunConfig.make(values), on_round=cut_off)
+    result = reader.read(engine.run(RunConfig.make(values | {"resume": True})).path)
+    assert (result.summary["status"], result.summary["rounds"]) == ("completed", 4)
+    assert result.summary["dp.epsilon"] == result.metrics["dp-epsilon"].tolist()[-1] == epsilon
+    more = {k: v for k, v in settings.items() if k not in ("num-server-rounds", "out-dir")}
+    if bounded:
+        with pytest.raises(ValueError, match=r"dp\.max-epsilon: expected room for one more round"):
+            simulate(rounds=6, resume=result.path, **more | own)
 
 
 def test_a_budget_for_no_round_leaves_no_directory(settings: dict[str, Any]) -> None:
