@@ -57,6 +57,8 @@ def decode(path: Path) -> Arrays:
     numbered in sorted order. Raises ValueError, in one line.
     """
     arrays = _arrays(path)
+    if not arrays["y_train"].size:
+        raise ValueError(f"npz: expected samples in x_train, y_train of {path}, got none")
     owners = _owners(path, arrays)
     if arrays["y_train"].dtype.kind == arrays["y_test"].dtype.kind == "f":
         return _of_numbers(path, arrays, owners)
@@ -193,8 +195,7 @@ def _texts(array: Array) -> tuple[str, ...]:
 
 
 def _check_labels(path: Path, split: str, y: Array) -> None:
-    empty = y.size == 0 and split == "train"
-    if y.ndim != 1 or y.dtype.kind not in "iu" or empty or y.min(initial=0) < 0:
+    if y.ndim != 1 or y.dtype.kind not in "iu" or y.min(initial=0) < 0:
         from_ = f" from {y.min()} on" if y.size and y.dtype.kind in "iuf" else ""
         raise ValueError(
             f"npz: expected y_{split} of {path} as (n,) integers from 0 on, or names of classes as "
