@@ -156,7 +156,10 @@ NPZ: Cases = {
     ),
     "one feature as (n,)": (npz(x_train=np.ones(6), x_test=np.ones(2)), "got (6,) float64"),
     "a number for y": (npz(y_train=np.int64(1)), "got () int64 from 1 on"),
-    "no training samples": (npz(x_train=np.ones((0, 3)), y_train=Y[:0]), "expected samples in x_train, y_train"),
+    "no training samples": (
+        npz(x_train=np.ones((0, 3)), y_train=Y[:0]),
+        "expected samples in x_train",
+    ),
     "no test samples": (npz(x_test=np.ones((0, 3)), y_test=Y_TEST[:0]), "", "6 + 0 of (3,) in 3"),
     "nan": (npz(x_train=np.full((6, 3), np.nan)), "got nan or inf"),
     "inf in the test": (npz(x_test=np.full((2, 3), np.inf)), "got nan or inf"),
