@@ -168,7 +168,8 @@ def configured_task(context: Context, own_package: str = "fedaccord") -> Task:
 def _is_whole(run: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
     """Whether all training samples of a node's own data are its client's: those of a folder or a
     file, and of a function, unless partition=natural divides them by the clients that it names."""
-    is_function = own.get("dataset") in DATASET_FUNCTIONS
+    dataset = own.get("dataset")
+    is_function = isinstance(dataset, str) and bool(named.behind(DATASET, dataset))
     return "data-dir" in own or (is_function and run.get("partition") != "natural")
 
 
@@ -197,7 +198,7 @@ OWN_KEYS = [
     for key, field in (keys_of(RunConfig) | keys_of(TaskConfig)).items()
     if field.metadata["node"]
 ]
-DATASET_FUNCTIONS = keys_of(TaskConfig)["dataset"].metadata["also"]
+DATASET = keys_of(TaskConfig)["dataset"].metadata
 FUNCTION_KEYS = [
     key for key, field in keys().items() if isinstance(field.metadata["also"], named.Functions)
 ]

@@ -222,6 +222,14 @@ def test_a_nodes_own_data_set_is_its_own_choice() -> None:
         configured_task(context(run, **node))
 
 
+def test_a_nodes_data_set_is_not_looked_up_among_the_installed_packages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every message of a device would do so."""
+    monkeypatch.setattr("fedaccord.core.named.entry_points", None)
+    assert configured_task(context({"model": "linear"}, dataset="digits"))
+
+
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "file"])
 def test_a_function_of_the_node_reads_the_clients_own_samples(partition: str) -> None:
     """No partition divides them, but by the clients that the function itself names."""
