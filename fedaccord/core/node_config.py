@@ -13,7 +13,7 @@ NUMBERS = (PARTITION_ID, NUM_PARTITIONS)
 LIMITS = (STATE_DIR, STATE_DAYS, ALLOW, IMPORTS, MAX_STEPS, MAX_THREADS)
 KEYS = (*NUMBERS, *OWN_DATA, *LIMITS)
 LONG = 8  # characters of a key from which a similar one is a misspelt one
-SIMILAR = 0.85  # ratio of `difflib`
+SIMILAR = 0.88  # ratio of `difflib`
 
 
 def check_spelling(node: Collection[str], options: Iterable[str]) -> None:
@@ -21,9 +21,12 @@ def check_spelling(node: Collection[str], options: Iterable[str]) -> None:
 
     options: the run-config keys that a node may have. Other keys may be those of another app.
     """
-    missing = {key for key in (*KEYS, *options) if key not in node}
+    known = (*KEYS, *options)
+    missing = [key for key in known if key not in node]
     for key in node:
+        if key in known:
+            continue
         plain = key.lower().replace("_", "-")
-        near = get_close_matches(plain, [k for k in missing if len(k) >= LONG], 1, SIMILAR)
-        if key not in (*KEYS, *options) and (near := [plain] if plain in missing else near):
+        similar = get_close_matches(plain, [k for k in missing if len(k) >= LONG], 1, SIMILAR)
+        if near := [plain] if plain in missing else similar:
             raise ValueError(f"{key}: expected {near[0]} in this node's config: rename the key")

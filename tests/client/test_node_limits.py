@@ -105,7 +105,7 @@ def test_a_wrong_node_config_shows_before_round_1(node: dict[str, Any], line: st
 
 
 def test_keys_of_another_app_are_its_own() -> None:
-    own = {"devices": 2, "path": "/x", "site": "north", "max_threads": 7}
+    own = {"devices": 2, "path": "/x", "site": "north", "state": "/y", "max_threads": 7}
     assert configured_task(context({"model": "linear"}, **own, **{"max-threads": 7}))
 
 
