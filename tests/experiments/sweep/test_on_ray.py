@@ -1,5 +1,6 @@
 """Ray gives the rows of one process; ASHA, whose choices depend on timing."""
 
+import json
 import os
 import shutil
 import signal
@@ -10,10 +11,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import pandas as pd
 import pytest
 
+from fedaccord.experiments.sweep import Sweep
 from fedaccord.experiments.sweep.plan import SweepOptions
 from tests.experiments.sweep.plans import finish, make, table
 from tests.ports import free_port
@@ -103,6 +106,26 @@ def test_asha_continues_the_best_trials_so_far() -> None:
     rows = [{"status": "completed" if x else "failed", key: x} for x in scores]
     assert [goes_on(0, [row]) for row in rows] == [True, False, False, True, False, True, True]
     assert goes_on(1, rows[1:2])  # another rung
+
+
+def test_a_trial_that_stopped_early_does_not_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its score is that of fewer rounds."""
+
+    def asha(options: SweepOptions, methods: Any, on_row: Any) -> None:
+        ((first, second),) = methods
+        for (job,), score in ((first[0], 0.5), (first[1], 0.6), (second[0], 0.9)):
+            job.file.parent.mkdir(exist_ok=True)
+            row = {"status": "completed", "reason": "", "validation-accuracy-last": score}
+            job.file.write_text(json.dumps(row))
+
+    monkeypatch.setattr(on_ray, "asha", asha)
+    own = {"search": "asha", "trials": 2, "eta": 2, "rungs": 2, "metric": "accuracy-last"}
+    plan = make(SPACE, **own, ray_address="local")
+    (winner,) = Sweep(plan, tmp_path, lambda _: None)._asha()
+    assert winner.configuration.name == plan.configurations("fedavg")[0].name
+    assert winner.score == 0.6
 
 
 def test_asha_without_any_row_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
