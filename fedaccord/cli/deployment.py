@@ -130,8 +130,7 @@ def _check_device(folder: Path, facts: Facts) -> Iterator[Check]:
 
 def _check_number(config: Mapping[str, Any]) -> None:
     """Raise ValueError, in one line, for a node that no server could make a client."""
-    has_data = any(key in config for key in node_config.OWN_DATA)
-    if node_config.PARTITION_ID not in config and has_data:
+    if node_config.is_unnumbered(config):
         return
     for key in node_config.NUMBERS:
         if type(config.get(key)) is not int:

@@ -1,7 +1,7 @@
 """The keys of a node's config, a SuperNode's ``--node-config``, beside the run-config keys that it
 may have."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from difflib import get_close_matches
 
 PARTITION_ID, NUM_PARTITIONS = "partition-id", "num-partitions"
@@ -14,6 +14,11 @@ LIMITS = (STATE_DIR, STATE_DAYS, ALLOW, IMPORTS, MAX_STEPS, MAX_THREADS)
 KEYS = (*NUMBERS, *OWN_DATA, *LIMITS)
 LONG = 8  # characters of a key from which a similar one is a misspelt one
 SIMILAR = 0.88  # ratio of `difflib`
+
+
+def is_unnumbered(node: Container[str]) -> bool:
+    """Whether the server is to give the node its partition-id: it has data, and none."""
+    return PARTITION_ID not in node and any(key in node for key in OWN_DATA)
 
 
 def check_spelling(node: Collection[str], options: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from fedaccord.core.node_config import NUM_PARTITIONS, OWN_DATA, PARTITION_ID
+from fedaccord.core.node_config import NUM_PARTITIONS, PARTITION_ID, is_unnumbered
 from fedaccord.core.options import listed
 from fedaccord.core.request import DEFAULT, ModelLayout, ModelSettings
 from fedaccord.wire.instruction import HANDSHAKE, PROTOCOL, VERSION, check_protocol
@@ -53,7 +53,7 @@ def answer_handshake(
     config = context.node_config
     values: dict[str, int] = {VERSION: PROTOCOL}
     wanted: tuple[str, ...] = (PARTITION_ID, NUM_PARTITIONS)
-    if PARTITION_ID not in config and any(key in config for key in OWN_DATA):
+    if is_unnumbered(config):
         values[UNNUMBERED] = 1
         wanted = (NUM_PARTITIONS,) if NUM_PARTITIONS in config else ()
     for key in wanted:

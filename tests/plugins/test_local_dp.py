@@ -177,7 +177,9 @@ def test_a_multiplier_is_found_for_the_budget_of_all_rounds_and_no_more_are_begu
     assert whole.first.multiplier == pytest.approx(exact, rel=1e-3)
     assert whole.rounds_left == 16
     assert budget(-1.0, 4.0, 16, begun=whole.first._replace(releases=6)).rounds_left == 10
-    assert budget(-1.0, 4.0, 16, begun=whole.first._replace(releases=17)).rounds_left == 0
+    for releases in (16, 17):
+        spent = whole.first._replace(releases=releases)
+        assert budget(-1.0, 4.0, 16, begun=spent).rounds_left == 0
 
 
 @pytest.mark.parametrize(("local", "numbers", "loud"), [(True, 900, 18), (False, 900, 3.6)])
