@@ -25,6 +25,7 @@ import data
 import matplotlib
 import pandas as pd
 import torch
+from accuracy import NAMES
 from scipy.stats import t as student
 
 from fedaccord.engine import simulate
@@ -34,7 +35,7 @@ from fedaccord.runs import reader
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-LENET = Path(__file__).with_name("decentralised-cifar10.toml")  # of the time of gossip
+CIFAR10 = Path(__file__).with_name("decentralised-cifar10.toml")
 SHOWN = ("dpsgd", "dfedavg", "dfedavgm", "dfedsam", "dfedsam-mgs")  # the paper's order
 MARKERS = "os^Dv"
 DASHES = ("solid", "dashed", "dotted", "dashdot", (0, (5, 1, 1, 1, 1, 1)))
@@ -128,8 +129,9 @@ def table(
 ) -> str:
     """The page; every: the runs behind it."""
     methods = [method for method in SHOWN if any(method == other for other, _ in runs)]
+    settings = next(iter(runs.values()))[0].settings
     lines = [
-        "# Without a server",
+        f"# Without a server: {NAMES[settings['dataset']]}",
         "",
         *setup(runs),
         "",
@@ -180,7 +182,7 @@ def table(
             "",
         ]
     command = f"Made by `fedaccord sweep benchmarks/{name}.toml --out DIR` and `python "
-    command += f"benchmarks/decentralised.py DIR`.{archive.sentence(name, every)}"
+    command += f"benchmarks/decentralised.py DIR --page {name}`.{archive.sentence(name, every)}"
     return "\n".join([*lines, command, ""])
 
 
@@ -194,7 +196,8 @@ def setup(runs: Runs) -> list[str]:
         f"partition with alpha {common['dirichlet-alpha']:g}, {common['num-server-rounds']} rounds "
         f"of {common['local-steps']} local steps of batch {common['batch-size']}; rate "
         f"{common['lr']:g} with decay {common['lr-decay']:g} a round, weight decay "
-        f"{common['weight-decay']:g}, gradient norms clipped at {common['clip-norm']:g}; seeds "
+        f"{common['weight-decay']:g}, gradient norms clipped at {common['clip-norm']:g}"
+        f"{', random crops and mirrored images' if common['dataset'] == 'cifar10' else ''}; seeds "
         f"{', '.join(map(str, seeds))}. DFedAvgM has momentum 0.9, DFedSAM radius 0.01, "
         "DFedSAM-MGS four gossip steps; nothing is tuned. All nodes start from one model. "
     )
@@ -345,7 +348,7 @@ def plot(runs: Runs, path: Path) -> None:
 
 
 def time_gossip(sweep: Path, more: dict[str, Any], nodes: int = 100, rounds: int = 3) -> None:
-    """Time ``rounds`` rounds with many nodes, and the mixing in them, by the wall clock."""
+    """Time rounds of LeNet with many nodes, and the mixing in them, by the wall clock."""
     seconds: list[float] = []
     mix = Network.mix
 
@@ -356,10 +359,11 @@ def time_gossip(sweep: Path, more: dict[str, Any], nodes: int = 100, rounds: int
         return mean
 
     Network.mix = timed  # type: ignore[method-assign]
-    sweep_file = tomllib.loads(LENET.read_text(encoding="utf-8"))
+    sweep_file = tomllib.loads(CIFAR10.read_text(encoding="utf-8"))
     common = {key: value for key, value in sweep_file["run"].items() if key != "dpsgd"}
     keys = common | more | {"num-clients": nodes, "eval-every": rounds, "eval-train": False}
-    keys |= {"gossip.topology": "exponential", "gossip.steps": 4, "gossip.eval-nodes": False}
+    keys |= {"model": "lenet", "gossip.topology": "exponential", "gossip.steps": 4}
+    keys["gossip.eval-nodes"] = False
     del keys["num-server-rounds"]
     torch.set_num_threads(more["threads"])
     history = simulate("dfedavg", rounds=rounds, **keys)
