@@ -50,6 +50,7 @@ def test_the_page_has_the_completed_runs(tmp_path: Path) -> None:
     write_run(tmp_path, "dfedsam", "full", 0.6)
     write_run(tmp_path, "dfedsam", "ring", 0.7, "failed")
     page = write_page(tmp_path)
+    assert page[0] == "# Without a server: Fashion-MNIST"
     cells = [line.split("|")[2] for line in page if line.startswith("| dfedavg |")]
     assert [cell.strip() for cell in cells] == ["50.00%", "40.00%", "1.25%", "0.5", "2.00"]
     assert "| dfedsam |  |  |  | 60.00% |" in page
