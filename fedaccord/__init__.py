@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedaccord.client.train import evaluate_locally, train_locally
-    from fedaccord.engine.simulate import run_with as run
+    from fedaccord.engine.run import run_with as run
     from fedaccord.engine.simulate import simulate
     from fedaccord.experiments.analysis.notebook import compare, report
     from fedaccord.experiments.analysis.saved_model import load

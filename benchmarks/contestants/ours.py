@@ -3,7 +3,7 @@
 from common import read_job, report
 
 from fedaccord.config import RunConfig
-from fedaccord.engine.simulate import run
+from fedaccord.engine import run
 from fedaccord.federation.round import Round
 from fedaccord.process.allocator import keep_freed_memory
 

@@ -83,7 +83,7 @@ def federate(
 
         from fedaccord import engine, runs
         from fedaccord.config import RunConfig
-        from fedaccord.engine.simulate import partition_report
+        from fedaccord.engine.run import partition_report
         from fedaccord.federation.errors import FederationError
         from fedaccord.process import threads
         from fedaccord.runs.logbook import run_of

@@ -5,6 +5,7 @@ a ClientApp does with the content of a message.
 """
 
 from fedaccord.engine.history import History, Recorder
-from fedaccord.engine.simulate import quiet, run, run_with, simulate
+from fedaccord.engine.run import quiet, run, run_with
+from fedaccord.engine.simulate import simulate
 
 __all__ = ["History", "Recorder", "quiet", "run", "run_with", "simulate"]

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -22,7 +21,7 @@ from fedaccord import simulate
 from fedaccord.config import RunConfig
 from fedaccord.core.request import StateLost
 from fedaccord.core.vectors import leaves
-from fedaccord.engine import History
+from fedaccord.engine import History, fleet_choice
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import LATE
 from fedaccord.federation.strategy import FederatedStrategy
@@ -40,8 +39,7 @@ ray = pytest.importorskip("ray")
 ray_constants = pytest.importorskip("ray._private.ray_constants")
 pytestmark = pytest.mark.flower  # it starts Ray
 TRAP = "FEDACCORD_TEST_TRAP"  # names the file with what a loss is to do, once
-MODULE: Any = sys.modules["fedaccord.engine.simulate"]
-HERE = MODULE._clients  # those of a run without workers
+HERE = fleet_choice.choose  # of a run without workers
 
 
 class Kept(NamedTuple):
@@ -117,7 +115,7 @@ def one_fleet(own_ray: None) -> Iterator[Any]:
 def fleet(one_fleet: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Two workers of which every call of `simulate` in a test has the use."""
     one_fleet.restore([])
-    monkeypatch.setattr(MODULE, "_clients", lambda *_, **__: nullcontext(lambda _: one_fleet))
+    monkeypatch.setattr(fleet_choice, "choose", lambda *_, **__: nullcontext(lambda _: one_fleet))
     return one_fleet
 
 
@@ -148,7 +146,7 @@ def run(method: FederatedStrategy, cohorts: Any = COHORTS, **more: Any) -> Histo
 
 def run_here(method: FederatedStrategy, **more: Any) -> History:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MODULE, "_clients", HERE)
+        patch.setattr(fleet_choice, "choose", HERE)
         return run(method, **more)
 
 
@@ -234,7 +232,7 @@ def test_a_run_goes_on_without_a_worker_that_does_not_start_again(
 
     start = partial(ray.remote(Worker).options(num_cpus=0).remote, no_data, 1, False)
     with workers(task()) as own:
-        monkeypatch.setattr(MODULE, "_clients", lambda *_, **__: nullcontext(lambda _: own))
+        monkeypatch.setattr(fleet_choice, "choose", lambda *_, **__: nullcontext(lambda _: own))
         for slot in own._slots:
             slot._start = start
         trap.write_text("dies")
@@ -368,7 +366,7 @@ def test_many_clients_in_one_call(own_ray: None, monkeypatch: pytest.MonkeyPatch
     """A worker takes its share of a cohort in one call; the last bits may differ."""
     expected = run_here(small("scaffold"))
     with workers(task(), workers=1, vectorize=True) as own:
-        monkeypatch.setattr(MODULE, "_clients", lambda *_, **__: nullcontext(lambda _: own))
+        monkeypatch.setattr(fleet_choice, "choose", lambda *_, **__: nullcontext(lambda _: own))
         history = run(small("scaffold"))
     torch.testing.assert_close(history.weights, expected.weights, rtol=1e-10, atol=1e-12)
 
