@@ -79,30 +79,8 @@ def _from_function(name: str, data_dir: str, reading: ReadOptions) -> Dataset:
 
 
 def _dataset(name: str, content: Any, reading: ReadOptions) -> Dataset:
-    if isinstance(content, tuple | list) and len(content) == 2:
-        content = dict(zip(ENTRIES, content, strict=False))
-    if not isinstance(content, Mapping) or "train" not in content:
-        keys = f" with {', '.join(map(str, content))}" if isinstance(content, Mapping) else ""
-        raise ValueError(f"expected {FORM}, got a {type(content).__name__}{keys}")
-    if unknown := [key for key in content if key not in ENTRIES]:
-        near = did_you_mean(str(unknown[0]), ENTRIES)
-        raise ValueError(f"expected a mapping of {', '.join(ENTRIES)}, got {unknown[0]!r}{near}")
-    train, clients = content["train"], content.get("client")
-    owners: Tensor | None = None
-    if hasattr(train, "load_partition"):
-        if clients is not None:
-            raise ValueError("expected client or a partitioner as train, got both")
-        train, owners = partitioned(train)
-    else:
-        train = split_of(train)
-        if clients is not None:
-            owners = _owners(clients, len(train.y))
-    test = content.get("test")
-    targets = test[1] if isinstance(test, tuple | list) and len(test) == 2 else test
-    if test is None or (isinstance(targets, Sized) and not len(targets)):
-        test = train._replace(x=train.x[:0], y=train.y[:0])
-    else:
-        test = split_of(test)
+    content = _mapping(content)
+    train, test, owners = _splits(content)
     vocabulary = _count("vocabulary", _plain(content.get("vocabulary", 0)))
     if isinstance(train.x, list) and isinstance(test.x, list):
         tokenizer = tokenizer_of(reading.tokenizer)
@@ -131,37 +109,13 @@ def _dataset(name: str, content: Any, reading: ReadOptions) -> Dataset:
                 f"expected token ids of {split} below vocabulary={vocabulary}, got {int(ids.max())}"
             )
     y_train, y_test = _targets(train.y), _targets(test.y)
-    names = train.class_names
-    if test.class_names not in ((), names):
-        raise ValueError(
-            f"expected the classes of test as those of train, {', '.join(names)}, got "
-            f"{', '.join(test.class_names)}"
-        )
-    classes = _plain(content.get("classes", len(names) or None))
-    if isinstance(classes, list | tuple):
-        names, classes = tuple(map(str, classes)), len(classes)
-    if names and classes != len(names):
-        raise ValueError(f"expected classes={len(names)}, of which there are names, got {classes}")
+    names, classes = _class_names(content.get("classes"), train, test)
     if y_train.is_floating_point():
         if classes:
             raise ValueError("expected integer labels with classes, got float targets: convert one")
-        classes = 0
         warn_if_whole(f"dataset: the targets of {name}", y_train, y_test)
     else:
-        labels = torch.cat([y_train.flatten(), y_test.flatten()])
-        top = int(labels.max())
-        if top == IGNORED:
-            raise ValueError(f"expected labels from 0 on, got {IGNORED} alone")
-        wrong, ignored = labels[labels < 0], ""
-        if y_train.ndim > 1:
-            wrong, ignored = negative(labels), f", or {IGNORED} for ignored ones"
-        if len(wrong):
-            raise ValueError(f"expected labels from 0 on{ignored}, got {wrong.min()}")
-        if classes is None and not names:
-            _warn_if_unseen(name, y_train, top)
-        classes = _count("classes", top + 1 if classes is None else classes)
-        if classes < 2 or top >= classes:
-            raise ValueError(f"expected labels below classes={classes}, two or more, got {top}")
+        classes = _num_classes(name, classes, y_train, y_test)
     mean, std = channel_stats(train.x) if train.x.ndim == 4 else ((), ())
     tensors = {"x_train": train.x, "y_train": y_train, "x_test": test.x, "y_test": y_test}
     if owners is not None:
@@ -172,7 +126,7 @@ def _dataset(name: str, content: Any, reading: ReadOptions) -> Dataset:
         y_train=y_train,
         x_test=test.x,
         y_test=y_test,
-        classes=classes,
+        classes=classes or 0,
         mean=mean,
         std=std,
         class_names=names,
@@ -183,9 +137,78 @@ def _dataset(name: str, content: Any, reading: ReadOptions) -> Dataset:
     )
 
 
+def _mapping(content: Any) -> Mapping[str, Any]:
+    """What a function returned, by key of `ENTRIES`."""
+    if isinstance(content, tuple | list) and len(content) == 2:
+        return dict(zip(ENTRIES, content, strict=False))
+    if not isinstance(content, Mapping) or "train" not in content:
+        keys = f" with {', '.join(map(str, content))}" if isinstance(content, Mapping) else ""
+        raise ValueError(f"expected {FORM}, got a {type(content).__name__}{keys}")
+    if unknown := [key for key in content if key not in ENTRIES]:
+        near = did_you_mean(str(unknown[0]), ENTRIES)
+        raise ValueError(f"expected a mapping of {', '.join(ENTRIES)}, got {unknown[0]!r}{near}")
+    return content
+
+
+def _splits(content: Mapping[str, Any]) -> tuple[Split, Split, Tensor | None]:
+    """Training samples, test samples, perhaps none, and the clients of the former (n,) if given."""
+    train, clients, owners = content["train"], content.get("client"), None
+    if hasattr(train, "load_partition"):
+        if clients is not None:
+            raise ValueError("expected client or a partitioner as train, got both")
+        train, owners = partitioned(train)
+    else:
+        train = split_of(train)
+        if clients is not None:
+            owners = _owners(clients, len(train.y))
+    test = content.get("test")
+    targets = test[1] if isinstance(test, tuple | list) and len(test) == 2 else test
+    if test is None or (isinstance(targets, Sized) and not len(targets)):
+        return train, train._replace(x=train.x[:0], y=train.y[:0]), owners
+    return train, split_of(test), owners
+
+
 def _plain(value: Any) -> Any:
     """Of NumPy's and PyTorch's as of Python."""
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _class_names(classes: Any, train: Split, test: Split) -> tuple[tuple[str, ...], Any]:
+    """The names of the classes, perhaps none, and their number, perhaps None.
+
+    classes: what the function returned: their names, their number or None.
+    """
+    names = train.class_names
+    if test.class_names not in ((), names):
+        raise ValueError(
+            f"expected the classes of test as those of train, {', '.join(names)}, got "
+            f"{', '.join(test.class_names)}"
+        )
+    number = _plain(len(names) or None if classes is None else classes)
+    if isinstance(number, list | tuple):
+        names, number = tuple(map(str, number)), len(number)
+    if names and number != len(names):
+        raise ValueError(f"expected classes={len(names)}, of which there are names, got {number}")
+    return names, number
+
+
+def _num_classes(name: str, classes: Any, y_train: Tensor, y_test: Tensor) -> int:
+    """The number of classes, at least that of integer labels; classes: as returned, or None."""
+    labels = torch.cat([y_train.flatten(), y_test.flatten()])
+    top = int(labels.max())
+    if top == IGNORED:
+        raise ValueError(f"expected labels from 0 on, got {IGNORED} alone")
+    wrong, ignored = labels[labels < 0], ""
+    if y_train.ndim > 1:
+        wrong, ignored = negative(labels), f", or {IGNORED} for ignored ones"
+    if len(wrong):
+        raise ValueError(f"expected labels from 0 on{ignored}, got {wrong.min()}")
+    if classes is None:
+        _warn_if_unseen(name, y_train, top)
+    number = _count("classes", top + 1 if classes is None else classes)
+    if number < 2 or top >= number:
+        raise ValueError(f"expected labels below classes={number}, two or more, got {top}")
+    return number
 
 
 def _owners(clients: Any, samples: int) -> Tensor:
