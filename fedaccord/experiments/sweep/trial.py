@@ -33,6 +33,7 @@ from fedaccord.runs.directory import COMPLETED as COMPLETED
 from fedaccord.runs.directory import FAILED as FAILED
 from fedaccord.runs.lock import LockedError
 from fedaccord.storage.files import read_json, replace
+from fedaccord.strategies import METHODS
 from fedaccord.task import forget_tasks
 
 ROWS = "rows"  # folder of a sweep's folder
@@ -75,7 +76,8 @@ Records = dict[str, dict[str, Any]]  # files of a sweep's folder, written once a
 
 def check_names(folder: Path) -> Records:
     """What names the trials. Raises ValueError, in one line, if those in a folder have other names
-    than today, or if a sweep would replace files of something else."""
+    than today, or if a sweep would replace files of something else. The defaults of methods without
+    a trial in the folder may be others today."""
     file, usual = folder / DEFAULTS, deciding_defaults()
     if any((folder / ROWS).glob("*.json")):
         if not file.exists():
@@ -83,8 +85,9 @@ def check_names(folder: Path) -> Records:
                 f"{folder}: expected a sweep of this version, got one of an earlier version, whose "
                 "trials have other names and would be run again; choose another --out"
             )
+        others = METHODS.keys() - {_method_of(row) for row in (folder / ROWS).glob("*.json")}
         for key, before in read_table(file).items():
-            if usual.get(key, before) != before:
+            if usual.get(key, before) != before and key.partition(".")[0] not in others:
                 raise ValueError(
                     f"{folder}: its trials were begun with the default {key}={before}, which is "
                     f"{usual[key]} today; choose another --out"
@@ -97,6 +100,11 @@ def check_names(folder: Path) -> Records:
             "something else, and would be replaced; choose another --out"
         )
     return {DEFAULTS: usual}
+
+
+def _method_of(row: Path) -> str:
+    """The method of a row, by its name: see `Configuration.name` and `Job.file`."""
+    return row.name.rpartition("-seed")[0].rpartition("-")[0]
 
 
 def check_run(folder: Path, plan: Plan) -> Records:

@@ -316,6 +316,12 @@ def test_a_sweep_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) ->
         defaults.write_text(json.dumps(later))  # a key that came, one that went
         assert all(step.is_earlier for step in finish(plan, tmp_path))
         assert json.loads(defaults.read_text()) == before
+    defaults.write_text(json.dumps(before | {"feddeper.rho": 0.002}))  # has no trial here
+    finish(plan, tmp_path)
+    assert json.loads(defaults.read_text()) == before
+    defaults.write_text(json.dumps(before | {"fedavg.server-lr": 0.5}))
+    with pytest.raises(ValueError, match=r"the default fedavg.server-lr=0.5, which is 1.0 today"):
+        finish(plan, tmp_path)
     defaults.write_text(json.dumps(before | {"lr": 0.2}))
     with pytest.raises(ValueError, match=r"begun with the default lr=0.2, which is 0.1 today; ch"):
         finish(plan, tmp_path)
