@@ -67,6 +67,7 @@ def sweep(
     console, folder = make_console(), out and out.expanduser().absolute()
     with resumable(None if dry_run else folder):
         plan = Plan.make(_content(file, pairs or []))
+        plan = plan.at(folder) if folder else plan
         for line in plan.warnings():
             warn(line)
         if dry_run:

@@ -5,7 +5,7 @@ more ``rounds`` than before from its end.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from fedaccord.experiments.reproduce.table import Cell, Table
 from fedaccord.experiments.sweep import workers
 from fedaccord.experiments.sweep.configuration import Configuration
 from fedaccord.experiments.sweep.plan import SAME, SweepOptions, managed_keys
+from fedaccord.experiments.sweep.records import naming_defaults
 from fedaccord.experiments.sweep.trial import (
     COMPLETED,
     DIVERGED,
@@ -61,6 +62,7 @@ class Study:
     seeds: Sequence[int]
     rounds: int | None = None  # None: the paper's
     changes: Mapping[str, Any] = field(default_factory=dict)  # run-config keys, for all cells
+    usual: Mapping[str, Any] | None = None  # as of `Configuration`
 
     @staticmethod
     def make(
@@ -89,7 +91,11 @@ class Study:
         settings: dict[str, Any] = {**SAME, **cell.settings, **self.changes}
         if METHODS[settings["algo"]].anneals:
             settings["num-server-rounds"] = self.rounds_of(cell)
-        return Configuration(settings["algo"], {}, settings)
+        return Configuration(settings["algo"], {}, settings, self.usual)
+
+    def at(self, folder: Path) -> "Study":
+        """The study with the names that its runs have in a folder."""
+        return replace(self, usual=naming_defaults(folder))
 
     def rounds_of(self, cell: Cell) -> int:
         return self.rounds or cell.rounds
@@ -113,8 +119,9 @@ class Study:
         """
         if not self.table.is_run:
             return []
+        named = self.at(folder)
         return [
-            CellRun(cell, seed, self._job(folder, cell, seed))
+            CellRun(cell, seed, named._job(folder, cell, seed))
             for seed in self.seeds
             for cell in self.cells
         ]
@@ -139,7 +146,8 @@ class Study:
 
         folder.mkdir(parents=True, exist_ok=True)
         with Lock(folder):
-            records = check_names(folder)
+            configurations = map(self.at(folder).configuration, self.cells)
+            records = check_names(folder, configurations)
             for run in self.runs(folder):
                 if (done := self.done(run)) is not None:
                     on_done(done)

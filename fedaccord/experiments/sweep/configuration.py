@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ from fedaccord.config import RunConfig
 from fedaccord.data import datasets
 from fedaccord.data.datasets import kind_of
 from fedaccord.data.kind import ReadOptions
+from fedaccord.experiments.sweep.records import naming_defaults
 from fedaccord.runs.named_contents import functions, of_code
 from fedaccord.storage.files import contents
 
@@ -23,6 +25,7 @@ class Configuration:
     algo: str
     point: dict[str, Any]  # the keys of the space
     settings: dict[str, Any]  # run-config keys, but for seed and place
+    usual: Mapping[str, Any] | None = None  # of a folder, see `naming_defaults`; None: today's
 
     @cached_property
     def config(self) -> RunConfig:
@@ -31,11 +34,11 @@ class Configuration:
     @cached_property
     def name(self) -> str:
         """Method and hash of the settings that affect its numbers and are no defaults, as later
-        versions may have more keys; see `trial.check_names`. A file counts by its content, data of
+        versions may have more keys. A file counts by its content, data of
         one's own by their samples, functions and methods of other packages by their code. Raises
         ValueError, in one line, if one cannot be read or imported.
         """
-        used, usual = config.in_use(self.config), deciding_defaults()
+        used, usual = config.in_use(self.config), self.usual or naming_defaults()
         deciding = {k: v for k, v in used.items() if k in usual and v != usual[k] and k != "seed"}
         for key in config.paths(deciding):
             deciding[key] = contents(Path(deciding[key]))
@@ -71,9 +74,3 @@ class Configuration:
 def _samples(dataset: str, data_dir: str, reading: ReadOptions) -> str:
     """The checksum of a data set's samples, which are read or made once."""
     return datasets.load(dataset, data_dir, reading).checksum
-
-
-def deciding_defaults() -> dict[str, Any]:
-    """The defaults of the keys that affect the numbers of a run and its records."""
-    free = config.affecting("speed", "place")
-    return {key: value for key, value in config.defaults().items() if key not in free}

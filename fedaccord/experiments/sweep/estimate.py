@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from fedaccord import engine
 from fedaccord.config import RunConfig
 from fedaccord.experiments.analysis.groups import TEST, TUNE
-from fedaccord.experiments.sweep import space
 from fedaccord.experiments.sweep.configuration import Configuration
 from fedaccord.experiments.sweep.plan import LADDERS, Plan
 from fedaccord.experiments.sweep.search import budget
@@ -42,7 +41,7 @@ def parts(plan: Plan) -> list[Part]:
     every = []
     for stage in (TUNE, TEST) if plan.tunes else (TEST,):
         for method in plan.methods:
-            first = plan.configuration(method, next(space.corners(plan.of(method))))
+            first = plan.first(method)
             if stage == TUNE:
                 sizes = _tuned(plan, method, first)
             elif plan.tunes:
@@ -85,7 +84,7 @@ def estimate(plan: Plan, plan_parts: Sequence[Part], share: float = 1.0) -> str:
     methods by their gradients, the evaluations, and the overhead of every run. Raises ValueError if
     that run does not measure what ranks the trials."""
     method = plan.methods[0]
-    first = plan.configuration(method, next(space.corners(plan.of(method))))
+    first = plan.first(method)
     settings = first.settings | {"seed": 0, "num-server-rounds": TIMED, "eval-every": TIMED}
     job = Job("", "", settings, plan.options.metric)
     *_, seconds, evaluated, rest = timed(

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from fedaccord import config
@@ -12,6 +13,7 @@ from fedaccord.core.metrics import METRICS, OUTPUT, PERSONAL, WORST
 from fedaccord.core.options import check_option, did_you_mean, key_of, option, options
 from fedaccord.experiments.sweep import space
 from fedaccord.experiments.sweep.configuration import Configuration
+from fedaccord.experiments.sweep.records import naming_defaults
 from fedaccord.experiments.sweep.space import Choices, Space, Values
 from fedaccord.process import threads
 from fedaccord.runs import flatten
@@ -105,6 +107,7 @@ class Plan:
     run: Mapping[str, Any]  # [run] by dotted keys
     space: Space  # [space], without algo
     methods: tuple[str, ...]
+    usual: Mapping[str, Any] | None = None  # as of `Configuration`
 
     @staticmethod
     def make(content: Mapping[str, Any]) -> "Plan":
@@ -214,6 +217,10 @@ class Plan:
         candidates = [self.configuration(method, point) for point in points]
         return list({configuration.name: configuration for configuration in candidates}.values())
 
+    def first(self, method: str) -> Configuration:
+        """One configuration of a method."""
+        return self.configuration(method, next(space.corners(self.of(method))))
+
     def configuration(self, method: str, point: Mapping[str, Any]) -> Configuration:
         settings = space.of_method(self.run, method) | {"algo": method, **point}
         settings["validation"] = self.options.validation
@@ -222,12 +229,16 @@ class Plan:
             run_config = RunConfig.make(settings)
             if (share := run_config.strategy.cost.gradients / self.cheapest) != 1:
                 settings |= _fewer(run_config, share)
-        return Configuration(method, {key: settings[key] for key in point}, settings)
+        return Configuration(method, {key: settings[key] for key in point}, settings, self.usual)
 
     def tested(self, configuration: Configuration) -> Configuration:
         """The same on all training samples, evaluated on the test samples."""
         settings = configuration.settings | {"validation": 0.0}
-        return Configuration(configuration.algo, configuration.point, settings)
+        return dataclasses.replace(configuration, settings=settings)
+
+    def at(self, folder: Path) -> "Plan":
+        """The plan with the names that its trials have in a folder."""
+        return dataclasses.replace(self, usual=naming_defaults(folder))
 
     @cached_property
     def run_names(self) -> frozenset[str]:
@@ -282,7 +293,7 @@ class Plan:
         return [*lines]
 
     def _has_personal(self, method: str) -> bool:
-        config = self.configuration(method, next(space.corners(self.of(method)))).config
+        config = self.first(method).config
         return config.strategy.has_personal
 
     @property

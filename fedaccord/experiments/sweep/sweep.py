@@ -74,7 +74,9 @@ class Sweep:
             for folder in (self.folder, self.folder / ROWS):
                 for file in unfinished(folder):
                     file.unlink()
-            self.records = check_names(self.folder) | check_run(self.folder, self.plan)
+            self.plan = self.plan.at(self.folder)
+            first = (self.plan.first(method) for method in self.plan.methods)
+            self.records = check_names(self.folder, first) | check_run(self.folder, self.plan)
             forget_failures(self.folder)
             return self._run()
 

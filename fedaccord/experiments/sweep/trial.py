@@ -8,7 +8,6 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace as replace_fields
 from pathlib import Path
 from statistics import fmean
@@ -25,20 +24,19 @@ from fedaccord.engine.checks import load_checked
 from fedaccord.experiments.analysis.costs import Point, with_costs
 from fedaccord.experiments.analysis.groups import DEFAULTS, TRIALS, Group
 from fedaccord.experiments.analysis.ranking import up_to
-from fedaccord.experiments.sweep.configuration import deciding_defaults
+from fedaccord.experiments.sweep.configuration import Configuration
 from fedaccord.experiments.sweep.plan import Plan, SweepOptions
+from fedaccord.experiments.sweep.records import naming_defaults, read_table
 from fedaccord.process import threads
 from fedaccord.runs import flatten, lock, logbook, metrics, named_contents, reader
 from fedaccord.runs.directory import COMPLETED as COMPLETED
 from fedaccord.runs.directory import FAILED as FAILED
 from fedaccord.runs.lock import LockedError
 from fedaccord.storage.files import read_json, replace
-from fedaccord.strategies import METHODS
 from fedaccord.task import forget_tasks
 
 ROWS = "rows"  # folder of a sweep's folder
 RUN = "run.json"  # in a sweep's folder: its methods, and the settings of [run] behind its tables
-AGAIN = "restore it, or choose another --out"  # advice on a damaged file
 WINNERS = "winners.csv"  # in a sweep's folder
 DIVERGED = "model diverged"  # in the reason of a run whose local models or output model diverged
 KEPT = ("rounds-counted", *metrics.of_kind(metrics.SUMMED))  # of a run's summary
@@ -74,27 +72,31 @@ Workers = Callable[[Sequence[Job], OnRow], None]  # runs jobs: see workers.py
 Records = dict[str, dict[str, Any]]  # files of a sweep's folder, written once all checks passed
 
 
-def check_names(folder: Path) -> Records:
-    """What names the trials. Raises ValueError, in one line, if those in a folder have other names
-    than today, or if a sweep would replace files of something else. The defaults of methods without
-    a trial in the folder may be others today."""
-    file, usual = folder / DEFAULTS, deciding_defaults()
-    if any((folder / ROWS).glob("*.json")):
-        if not file.exists():
-            raise ValueError(
-                f"{folder}: expected a sweep of this version, got one of an earlier version, whose "
-                "trials have other names and would be run again; choose another --out"
-            )
-        others = METHODS.keys() - {_method_of(row) for row in (folder / ROWS).glob("*.json")}
-        for key, before in read_table(file).items():
-            if usual.get(key, before) != before and key.partition(".")[0] not in others:
+def check_names(folder: Path, configurations: Iterable[Configuration]) -> Records:
+    """The defaults that the names of trials leave out, see `naming_defaults`.
+
+    configurations: of the sweep. Raises ValueError, in one line, if one of them has another default
+    than the trials of its method in the folder, which would be run again, or if a sweep would
+    replace files of something else.
+    """
+    file, usual = folder / DEFAULTS, naming_defaults(folder)
+    rows = [*(folder / ROWS).glob("*.json")]
+    if rows and not file.exists():
+        raise ValueError(
+            f"{folder}: expected a sweep of this version, got one of an earlier version, whose "
+            "trials have other names and would be run again; choose another --out"
+        )
+    methods = {*map(_method_of, rows)}
+    for each in configurations:
+        used = config.in_use(each.config) if each.algo in methods else {}
+        for key in (used.keys() & usual.keys()) - each.settings.keys():
+            if used[key] != usual[key]:
                 raise ValueError(
-                    f"{folder}: its trials were begun with the default {key}={before}, which is "
-                    f"{usual[key]} today; choose another --out"
+                    f"{folder}: its trials were begun with the default {key}={usual[key]}, which "
+                    f"is {used[key]} today; set it, or choose another --out"
                 )
-    elif not file.exists() and (
-        other := [n for n in (TRIALS, WINNERS, RUN) if (folder / n).exists()]
-    ):
+    other = [name for name in (TRIALS, WINNERS, RUN) if (folder / name).exists()]
+    if other and not file.exists():
         raise ValueError(
             f"{folder}: expected a new folder or one of a sweep, got one whose {other[0]} is of "
             "something else, and would be replaced; choose another --out"
@@ -134,15 +136,6 @@ def check_run(folder: Path, plan: Plan) -> Records:
 def write_records(folder: Path, records: Records) -> None:
     for name, content in records.items():
         replace(folder / name, json.dumps(content).encode())
-
-
-def read_table(file: Path, *keys: str, advice: str = AGAIN) -> dict[str, Any]:
-    """A JSON file of a sweep, with these keys. Raises ValueError, which names it, for another."""
-    with suppress(ValueError):
-        content = read_json(file)
-        if isinstance(content, dict) and {*keys} <= {*content}:
-            return content
-    raise ValueError(f"{file}: expected a file of a sweep, got a damaged one; {advice}")
 
 
 def read_row(file: Path) -> Row:

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pandas as pd
 import pytest
 
-from fedaccord import engine
+from fedaccord import config, engine
 from fedaccord.config import RunConfig
 from fedaccord.experiments.analysis.costs import with_costs
 from fedaccord.experiments.analysis.groups import DEFAULTS, groups_of
@@ -316,18 +316,29 @@ def test_a_sweep_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) ->
         defaults.write_text(json.dumps(later))  # a key that came, one that went
         assert all(step.is_earlier for step in finish(plan, tmp_path))
         assert json.loads(defaults.read_text()) == before
-    defaults.write_text(json.dumps(before | {"feddeper.rho": 0.002}))  # has no trial here
-    finish(plan, tmp_path)
-    assert json.loads(defaults.read_text()) == before
-    defaults.write_text(json.dumps(before | {"fedavg.server-lr": 0.5}))
-    with pytest.raises(ValueError, match=r"the default fedavg.server-lr=0.5, which is 1.0 today"):
-        finish(plan, tmp_path)
     defaults.write_text(json.dumps(before | {"lr": 0.2}))
-    with pytest.raises(ValueError, match=r"begun with the default lr=0.2, which is 0.1 today; ch"):
+    with pytest.raises(ValueError, match=r"begun with the default lr=0.2, which is 0.1 today; set"):
         finish(plan, tmp_path)
     defaults.unlink()
     with pytest.raises(ValueError, match=r"of an earlier version, .*; choose another --out$"):
         finish(plan, tmp_path)
+
+
+def test_a_sweep_resumes_if_defaults_have_changed_that_it_does_not_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its trials have the names that they began with: a name leaves out the defaults of then."""
+    plan = make({"algo": ["fedavg"], "lr": [0.1, 0.2]})
+    finish(plan, tmp_path)
+    names, files = plan.run_names, sorted((tmp_path / "rows").iterdir())
+    before = json.loads((tmp_path / DEFAULTS).read_text())
+    today = config.defaults() | {"lr": 0.2, "feddeper.rho": 0.002}
+    monkeypatch.setattr(config, "defaults", lambda: today)
+    again = make({"algo": ["fedavg"], "lr": [0.1, 0.2]})
+    assert again.run_names != again.at(tmp_path).run_names == names
+    assert all(step.is_earlier for step in finish(again, tmp_path))
+    assert sorted((tmp_path / "rows").iterdir()) == files
+    assert json.loads((tmp_path / DEFAULTS).read_text()) == before
 
 
 def test_a_sweep_of_other_settings_is_refused(tmp_path: Path) -> None:
