@@ -32,7 +32,6 @@ from matplotlib.figure import Figure
 PAGES = {
     "accuracy": "Fashion-MNIST",
     "accuracy-all-clients": "Fashion-MNIST, all clients in every round",
-    "accuracy-cifar10": "CIFAR-10",
 }
 NAMES = {
     "fashion-mnist": "Fashion-MNIST",
@@ -142,8 +141,6 @@ def report(sweep: Path, results: Path) -> None:
 
 
 def page_name(settings: dict[str, Any]) -> str:
-    if settings["dataset"] == "cifar10":
-        return "accuracy-cifar10"
     return "accuracy-all-clients" if settings["fraction-train"] == 1 else "accuracy"
 
 
@@ -153,7 +150,6 @@ def text(methods: list[Method], name: str, every: Sequence[reader.StoredRun] = (
     rounds, step = setting["num-server-rounds"], setting["eval-every"]
     active = round(setting["fraction-train"] * setting["num-clients"])
     baseline = next((method for method in methods if method.name == BASELINE), None)
-    augmented = ", random crops and mirrored images" if setting["dataset"] == "cifar10" else ""
     pages = ", ".join(f"[{PAGES[other]}]({other}.md)" for other in PAGES if other != name)
     lines = [
         f"# Accuracy on {PAGES[name]}",
@@ -166,7 +162,7 @@ def text(methods: list[Method], name: str, every: Sequence[reader.StoredRun] = (
         f"{setting['num-clients']} clients, {active} a round, {setting['local-steps']} local steps "
         f"of batch {setting['batch-size']}, {rounds} rounds. Local rate {setting['lr']:g} with "
         f"decay {setting['lr-decay']:g} a round, weight decay {setting['weight-decay']:g}, "
-        f"gradient norms clipped at {setting['clip-norm']:g}{augmented}. "
+        f"gradient norms clipped at {setting['clip-norm']:g}. "
         "For one seed every method sees the same clients, cohorts and batches, and starts from the "
         f"same model. {rounds} rounds are the beginning of a training: the order may change "
         "later.",
@@ -194,7 +190,7 @@ def text(methods: list[Method], name: str, every: Sequence[reader.StoredRun] = (
         f"the mean of the last {WINDOW * step} rounds. {seeds_of(methods, name)} "
         "Methods without a server have a benchmark of their own (`benchmarks/decentralised.py`); "
         f"FedPD and Scaffnew need all clients in every round. Elsewhere: {pages}, "
-        "[personal models](personal.md).",
+        "[CIFAR-10, tuned](tuned-cifar10.md), [personal models](personal.md).",
         "",
         f"Made by `fedaccord sweep benchmarks/{name}.toml --out DIR` and `python "
         f"benchmarks/accuracy.py DIR`, on a CPU.{archive.sentence(name, every)}",
