@@ -13,7 +13,7 @@ Muon: Jordan and others, https://kellerjordan.github.io/posts/muon/. O is the or
 matrix by five Newton-Schulz iterations, as in torch.optim.Muon, which rounds them to bfloat16: here
 they are in the run's precision. Parameters of more than two dimensions are flattened to matrices.
 Embeddings, the output layer (the last matrix of the model) and whatever has fewer than two
-dimensions are left to AdamW.
+dimensions are updated by AdamW.
 
 Everything holds for one client, vectors (d,), and for a cohort, vectors (n, d).
 """
@@ -276,7 +276,7 @@ FUNCTIONS = named.Functions("fedaccord.optimizers")  # classes, or functions tha
 
 
 def made(name: str) -> Optimizer:
-    """The optimiser of a setting, with its default options: of `OPTIMIZERS`, or of one's own.
+    """The optimiser of a setting, with its default options: of `OPTIMIZERS`, or the user's own.
 
     Raises ValueError, in one line, if that cannot be imported, called or used.
     """
@@ -292,7 +292,7 @@ def made(name: str) -> Optimizer:
 
 
 def setting_of(optimizer: Any) -> str:
-    """The setting that names the class of an optimiser. Raises ValueError if it is none."""
+    """The setting that names the class of an optimiser. Raises ValueError for another class."""
     kind = type(optimizer)
     if not isinstance(optimizer, Optimizer):
         raise ValueError(

@@ -115,9 +115,9 @@ class PlugIn(Registered):
         return Stateless()
 
     def gradient(self, at: GradientAt, point: Vector, g: Vector, buffers: Any) -> Tensor:
-        """The gradient that the method receives when it requests one at ``point`` (..., d): into
-        g (..., d), not clipped; returns the loss (...) at ``point``. ``at`` does so for the next
-        plug-in, or the data; ``buffers``: of `gradient_init`."""
+        """Write the gradient that the method receives at ``point`` (..., d) into g (..., d), not
+        clipped; return the loss (...) at ``point``. ``at`` does the same for the next plug-in, or
+        the data; ``buffers``: of `gradient_init`."""
         return at(point)
 
     def encode(self, up: Any, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
