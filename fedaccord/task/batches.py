@@ -67,7 +67,7 @@ class BatchFormat:
         )
 
     def size(self, batches: Iterable[Batch]) -> int:
-        """The samples of a list of batches or a DataLoader; 0: they are not known."""
+        """The number of samples in a list of batches or a DataLoader; 0: unknown."""
         if isinstance(batches, list | tuple):
             return sum(len(self.split(batch)[1]) for batch in batches)
         each, sampler = getattr(batches, "batch_size", None), getattr(batches, "sampler", None)

@@ -157,12 +157,12 @@ class Task:
         return self.clients.size(client)
 
     def function_of(self, client: int) -> FunctionSource | None:
-        """What gives the client's batches in its own sizes; None: ``batch-size`` cuts them."""
+        """The source of the client's batches in its own sizes; None: ``batch-size`` cuts them."""
         source = isinstance(self.clients, SourceClients) and self.clients.sources[client]
         return source if isinstance(source, FunctionSource) else None
 
     def samples_of_step(self, client: int, batch_size: int) -> float:
-        """How many samples a full batch has; of a function's batches the mean of a pass."""
+        """The samples of a full batch; for a function the mean over the batches of a pass."""
         if function := self.function_of(client):
             return function.size / function.number
         size = self.num_examples(client)
