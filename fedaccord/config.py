@@ -68,7 +68,7 @@ class RunConfig:
     )
     keep_best: str = option(
         "",
-        "evaluated metric, as client-accuracy; the model with its best value is saved; empty: none",
+        "evaluated metric, e.g. client-accuracy; its best model is saved; empty: none",
         affects="records",
     )
     threads: int = option(
@@ -87,7 +87,7 @@ class RunConfig:
     )
     ray_address: str = option(
         "local",
-        "where the workers are: local, this machine, or a Ray cluster, as auto or HOST:PORT",
+        "Ray cluster of the workers: local, started on this machine, or auto or HOST:PORT",
         affects="place",
     )
     gpus_per_worker: float = option(
@@ -119,7 +119,7 @@ class RunConfig:
     )
     checkpoint_every: int = option(
         0,
-        "rounds between checkpoints; 0: they take a twentieth of the time",
+        "rounds between checkpoints; 0: by time, of which they take a twentieth",
         low=0,
         affects="speed",
     )

@@ -38,7 +38,7 @@ Metric = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Rank by this metric, as personal-accuracy; by default the test accuracy, or the "
+        help="Rank by this metric, e.g. personal-accuracy; by default the test accuracy, or the "
         "loss of runs without one.",
     ),
 ]

@@ -35,7 +35,7 @@ def measure(
         list[str],
         typer.Argument(
             metavar="RUN_DIR... [KEY=VALUE...]",
-            help="Run directories, or folders that hold some; then settings, as device=cuda.",
+            help="Run directories, or folders with some; then settings, e.g. device=cuda.",
         ),
     ],
     samples: Annotated[

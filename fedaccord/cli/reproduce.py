@@ -35,7 +35,7 @@ def reproduce(
     pairs: Pairs = None,
     cells: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Only these cells, as 'fedavg/*'."),
+        typer.Option(metavar="PATTERN", help="Only these cells, e.g. 'fedavg/*'."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 3,
     rounds: Annotated[

@@ -19,12 +19,12 @@ NUMBER = re.compile(r"[+-]?(\d+\.|\d*\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECA
 RUN_TABLES = {"run", "used", "versions", "commit"}  # of a run directory's config.toml
 
 Pairs = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings, as lr=0.05.")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings, e.g. lr=0.05.")
 ]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
-        help="TOML file of settings, as a run's config.toml or a Flower app's pyproject.toml; "
+        help="TOML file of settings, e.g. a run's config.toml or a Flower app's pyproject.toml; "
         "KEY=VALUE pairs override it.",
         metavar="FILE",
     ),
