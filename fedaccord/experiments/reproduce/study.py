@@ -154,8 +154,8 @@ class Study:
                 work([runs[0].job for runs in missing.values()], on_row)
 
     def done(self, run: CellRun) -> Done | None:
-        """The result of a run with as many rounds as requested or more; None: to be run, as is one
-        that failed. A model that diverged in these rounds is a result, which would be the same."""
+        """The result of a run with at least the requested rounds; None: to be run, as is a failed
+        one. A model that diverged in these rounds is a result, as it would diverge again."""
         files = (Path(run.job.folder) / "rows").glob(f"{run.job.name}-*.json")
         rows = {int(file.stem.rpartition("-")[2]): read_row(file) for file in files}
         whole = [n for n, row in rows.items() if row["status"] != FAILED and n >= run.job.rounds]

@@ -1,4 +1,4 @@
-"""A method with the settings of its trials, named by what decides their numbers."""
+"""A method with the settings of its trials, named by a hash of those that affect the numbers."""
 
 import hashlib
 import json
@@ -30,9 +30,9 @@ class Configuration:
 
     @cached_property
     def name(self) -> str:
-        """Method and hash of the settings that affect its numbers and are no defaults, as later
-        versions may have more keys; see `trial.check_names`. A file counts by its content, data of
-        one's own by their samples, functions and methods of other packages by their code. Raises
+        """Method and hash of the settings that affect its numbers and are not defaults, as later
+        versions may have more keys; see `trial.check_names`. The hash includes contents of files,
+        samples of the user's data, and code of functions and of other packages' methods. Raises
         ValueError, in one line, if one cannot be read or imported.
         """
         used, usual = config.in_use(self.config), deciding_defaults()

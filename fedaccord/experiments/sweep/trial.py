@@ -75,9 +75,9 @@ Records = dict[str, dict[str, Any]]  # files of a sweep's folder, written once a
 
 
 def check_names(folder: Path) -> Records:
-    """What names the trials. Raises ValueError, in one line, if those in a folder have other names
-    than today, or if a sweep would replace files of something else. The defaults of methods without
-    a trial in the folder may be others today."""
+    """The facts behind the names of trials. Raises ValueError, in one line, if trials in a folder
+    would have other names today, or if a sweep would replace foreign files. The defaults of methods
+    without a trial in the folder may differ today."""
     file, usual = folder / DEFAULTS, deciding_defaults()
     if any((folder / ROWS).glob("*.json")):
         if not file.exists():
@@ -219,8 +219,8 @@ def check_data(jobs: Iterable[Job], options: SweepOptions) -> None:
 
 
 def forget_failures(folder: Path) -> None:
-    """Remove the rows of failed trials from a sweep's folder: the cause may be mended, and they run
-    again. A model that diverged is a result, which would be the same."""
+    """Remove the rows of failed trials from a sweep's folder: they run again, as the cause may be
+    fixed. A model that diverged is a result, as it would diverge again."""
     for file in (folder / ROWS).glob("*.json"):
         row = read_row(file)
         if row["status"] == FAILED and DIVERGED not in row["reason"]:
@@ -253,7 +253,7 @@ def _run(job: Job) -> Row:
 
 
 def _check_code(job: Job, run_config: RunConfig) -> None:
-    """Raises ValueError, in one line, if this process has other code than its trial is named by."""
+    """Raises ValueError, in one line, if this process has other code than the trial's name."""
     for key, digest in (job.code or {}).items():
         paths = named_contents.functions(run_config)[key]
         if named_contents.of_code(key, paths) != digest:
@@ -297,8 +297,8 @@ def _row(job: Job, status: str, reason: str = "") -> Row:
 
 
 def _at_seconds(job: Job) -> Row:
-    """The metric of the last evaluation up to its simulated seconds; empty: it is another one, or
-    there is none."""
+    """The metric of the last evaluation up to its simulated seconds; empty: it is another metric,
+    or there is no evaluation."""
     if not (at := metrics.AT.search(job.metric)):
         return {}
     key = column(job.metric, "validation" if job.settings["validation"] else "test")
