@@ -1,7 +1,7 @@
 """The apps that Flower starts, each in a process of its own, as named in pyproject.toml.
 
-They are apart from `server_app` and `client_app`, because other code may import these in a process
-of the user, and that process's environment must not change.
+They are apart from `server_app` and `client_app`, which other code may import in a process with the
+user's environment.
 """
 
 from fedaccord.process.threads import wait_passively

@@ -226,8 +226,8 @@ def run_of(
     eval_train: bool = False,
     **more: Any,
 ) -> Run:
-    """A `Run`, made with ``more``, that is evaluated on the task's test samples, unless the clients
-    alone evaluate.
+    """A `Run`, made with ``more``, that is evaluated on the task's test samples, unless only the
+    clients evaluate.
 
     ``eval_train``: evaluate the output model on the training samples too; generalisation-gap is
     its train accuracy less its test accuracy, both in [0, 1].

@@ -53,7 +53,7 @@ class WithLocal(NamedTuple):
 
 @dataclass(frozen=True)
 class ClientHalf:
-    """What a client runs: a method's rule in its plug-ins, the outermost last."""
+    """The client's part of a method: its rule in its plug-ins, the outermost last."""
 
     rule: LocalRule
     plugins: tuple[PlugIn, ...] = ()

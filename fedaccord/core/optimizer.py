@@ -334,9 +334,9 @@ def orthogonal(x: Tensor) -> Tensor:
 def _all_iterations(gram: Tensor) -> Tensor:
     """M_5 ... M_1, from the first A: each M commutes with its A, and the next A is M A M.
 
-    Products of square matrices alone: fewer operations the longer y is. An eigenvalue of A that
-    rounding puts below 0 grows by a^2 an iteration: with float32 M_5 ... M_1 y is still right to
-    about 1e-3 of its largest number, with TF32 and bfloat16 it can have no bound.
+    Only square matrices are multiplied, which saves the more the longer y is. An eigenvalue
+    of A that rounding makes negative grows by a^2 per iteration: with float32 M_5 ... M_1 y is
+    still right to about 1e-3 of its largest number, with TF32 and bfloat16 it can be unbounded.
     """
     total = m = _factor(gram)
     for _ in range(ITERATIONS - 1):

@@ -141,7 +141,7 @@ class PlugIn(Registered):
     def decode(self, decoded: Decoded, kind: Any, down: Any, like: Vector) -> Decoded:
         """The reverse of `encode`: an upload of type ``kind``; down: as of `encode`.
 
-        like: a vector (..., d) of which the shape and the dtype alone are read.
+        like: a vector (..., d) of which only the shape and the dtype are read.
         Raises ValueError, in one line, for a message that `encode` cannot make.
         """
         return decoded

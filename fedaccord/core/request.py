@@ -140,7 +140,7 @@ class TrainInstruction(NamedTuple):
 
 
 class TrainRequest(NamedTuple):
-    """What one client receives."""
+    """A training request to one client."""
 
     instruction: TrainInstruction
     down: Any  # NamedTuple of vectors (d,): the broadcast

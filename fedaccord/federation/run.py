@@ -47,7 +47,7 @@ class Run:
 
     cohorts: the clients of each round; None: drawn. timeout: seconds for the replies of a round,
     instead of the method's ``round_timeout``. evaluate: metrics of the output model, the broadcast
-    one and those of nodes; evaluate_output: more of the output model alone.
+    one and those of nodes; evaluate_output: more metrics of only the output model.
     on_round: called with every round, the first with number 0, before any training. book: the
     records of the run; None: none. model: the roles of the model's tensors; None: from ``initial``,
     by `state_dict.layout_of`. clock: of a simulation, if the method has a ``device_profile``; None:

@@ -221,7 +221,7 @@ class Settings:
 
     @property
     def optimizer_name(self) -> str:
-        """Of the local steps; a method with an optimiser of its own also declares it in
+        """The optimiser of the local steps; a method with its own also declares it in
         `replaces`."""
         return self.optimizer
 

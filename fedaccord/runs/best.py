@@ -27,8 +27,8 @@ class Best:
     def __init__(self, config: RunConfig, metrics: str = "") -> None:
         """metrics: the names of those that are measured beside the loss; empty: not known.
 
-        Raises ValueError, in one line, for a name that is no metric of a model, and for one that is
-        not measured with these settings.
+        Raises ValueError, in one line, for a name that is not a metric of a model, and for one that
+        is not measured with these settings.
         """
         metric = self.metric = config.keep_best
         choices = [

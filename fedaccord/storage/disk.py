@@ -80,7 +80,7 @@ class DiskStore(Store):
         self._days = days
 
     def load(self, client: int) -> Memory | None:
-        """None before the first visit, and if the index is damaged, with a warning."""
+        """The memory; None before the first visit, and, with a warning, for a damaged index."""
         folder = self.folder / str(client)
         path = folder / INDEX
         try:

@@ -104,7 +104,7 @@ class Store(ABC):
 
     @abstractmethod
     def load(self, client: int) -> Memory | None:
-        """None before the client's first visit."""
+        """The client's memory; None before its first visit."""
 
     @abstractmethod
     def save(self, client: int, memory: Memory) -> None:

@@ -142,7 +142,7 @@ class FedPD(FederatedStrategy):
 
     @property
     def cost(self) -> Cost:
-        """Of a round that communicates."""
+        """The cost of a round that communicates."""
         return replace(self, p=0.0).cost if self.p else super().cost
 
     def rule(self) -> FedPDClient:

@@ -86,7 +86,7 @@ class ScaffoldClient(LocalRule):
 
 @dataclass(frozen=True)
 class ScaffoldOneClient(ScaffoldClient):
-    """Sends w_{i,K} alone, from which c_i+ - c_i follows if all clients take equal steps."""
+    """Sends only w_{i,K}, from which c_i+ - c_i follows if all clients take equal steps."""
 
     sends = Model
     exact = ("c",)

@@ -22,7 +22,7 @@ class BatchFormat:
     """How predictions and targets are obtained from a batch.
 
     forward: (model, batch) -> predictions, with the whole batch; None: the model is called with the
-        inputs of (inputs, targets), or of a dict that has an image and the targets alone.
+        inputs of (inputs, targets), or of a dict with only an image and the targets.
     targets: the key of the targets in a dict; in a tuple they are the last element.
     """
 

@@ -267,7 +267,7 @@ class CohortSolver:
 
     @torch.no_grad()
     def _goes_by_sample(self, stack: Stack) -> bool:
-        """Whether a prediction depends on its own sample alone: tried once per model.
+        """Whether a prediction depends only on its own sample: tried once per model.
 
         At random parameters, because at special ones (zero) all predictions may be equal.
         """

@@ -19,7 +19,7 @@ class Training(Protocol):
 
     @property
     def model_settings(self) -> ModelSettings:
-        """Of the model."""
+        """The settings of the model."""
 
     @property
     def batch_size(self) -> int:

@@ -107,7 +107,7 @@ class FunctionSource:
             )
 
     def counted(self) -> "FunctionSource":
-        """With the sizes counted in a pass with seed 0."""
+        """A copy with the sizes counted in a pass with seed 0."""
         sizes = [len(self.form.split(batch)[1]) for batch in self.batches(0)]
         return FunctionSource(self.make, self.form, sum(sizes), len(sizes))
 

@@ -78,7 +78,7 @@ class Task:
         return len(self.test[1]) if isinstance(self.test, tuple) else self.test.size
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the parts that another process makes itself."""
+        """The state without the parts that another process makes itself."""
         own = ("_near", "_of_thread")
         return {name: part for name, part in self.__dict__.items() if name not in own}
 

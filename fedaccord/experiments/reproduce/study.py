@@ -85,7 +85,7 @@ class Study:
         return study
 
     def configuration(self, cell: Cell) -> Configuration:
-        """With the paper's rounds: a run with fewer rounds has the same name."""
+        """A cell's configuration with the paper's rounds: runs with fewer have the same name."""
         settings: dict[str, Any] = {**SAME, **cell.settings, **self.changes}
         if METHODS[settings["algo"]].anneals:
             settings["num-server-rounds"] = self.rounds_of(cell)

@@ -54,7 +54,7 @@ class Configuration:
 
     @cached_property
     def code(self) -> dict[str, str]:
-        """By key, the code of functions. Raises as `name`."""
+        """Hashes of the code of functions, by key. Raises as `name`."""
         return {key: of_code(key, paths) for key, paths in functions(self.config).items()}
 
     @property
