@@ -188,8 +188,7 @@ def check_data(jobs: Iterable[Job], options: SweepOptions) -> None:
     """Raises ValueError, in one line, if data and model fit the settings of none of the jobs; of
     jobs that differ only by their seeds the first is checked. Jobs on a Ray cluster are not
     checked, as its machines have the data, nor models that will be on a GPU in other processes.
-    options:
-    where the jobs will run."""
+    options: where the jobs will run."""
     if options.ray_address:
         return
     elsewhere = threads.processes(options.workers) > 1
