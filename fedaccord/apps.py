@@ -1,7 +1,7 @@
 """The apps that Flower starts, each in a process of its own, as named in pyproject.toml.
 
-They are apart from `server_app` and `client_app`, which code of another process may
-import too, where the environment is the user's.
+They are apart from `server_app` and `client_app`, which other code may import in a process with the
+user's environment.
 """
 
 from fedaccord.process.threads import wait_passively

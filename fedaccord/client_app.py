@@ -134,8 +134,8 @@ def _check_node(context: Context) -> None:
 def configured_task(context: Context, own_package: str = "fedaccord") -> Task:
     """The task of the run configuration, or the node's own data.
 
-    own_package: the app's; a run may name its functions, for example as its model, if the node's
-    config has no ``allowed-imports``.
+    own_package: the app's package, whose functions a run may name, for example as its model, if the
+    node's config has no ``allowed-imports``.
 
     A node's config may have its own values of the options that allow it: ``dataset``,
     ``data-dir``, ``image-size``, ``device`` and ``threads``. A node with its own ``data-dir`` (or
@@ -166,8 +166,8 @@ def configured_task(context: Context, own_package: str = "fedaccord") -> Task:
 
 
 def _is_whole(run: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-    """Whether all training samples of a node's own data are its client's: those of a folder or a
-    file, and of a function, unless partition=natural divides them by the clients that it names."""
+    """Whether all training samples of a node's own data belong to its client: those of a folder or
+    a file, and of a function unless partition=natural divides them by the clients that it names."""
     dataset = own.get("dataset")
     is_function = isinstance(dataset, str) and bool(named.behind(DATASET, dataset))
     return "data-dir" in own or (is_function and run.get("partition") != "natural")

@@ -30,7 +30,7 @@ from fedaccord.strategies import METHODS
 from fedaccord.task.config import TaskConfig
 
 TRACKERS = ("none", "tensorboard", "mlflow", "wandb")  # packages, started by runs/trackers.py
-AUTO = "auto"  # of a plug-in: the method's choice, off for most
+AUTO = "auto"  # of a plug-in: the method's choice, off for most methods
 RETIRED = {  # values of earlier versions and their replacement
     ("precision", "auto"): "no longer chosen by a trial; set float32, or bfloat16 if the "
     "processor is faster with it: docs/results/precision.md",
@@ -41,7 +41,7 @@ RETIRED = {  # values of earlier versions and their replacement
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """A checked run configuration: what to train, by which strategy. Make one with `make`."""
+    """A checked run configuration: task, strategy and runtime. Make one with `make`."""
 
     algo: str = option("fedinit", "the method; `fedaccord methods` lists them")
     num_server_rounds: int = option(30, "rounds T", low=1, affects="rounds")
@@ -68,7 +68,7 @@ class RunConfig:
     )
     keep_best: str = option(
         "",
-        "evaluated metric, as client-accuracy; the model with its best value is saved; empty: none",
+        "evaluated metric, e.g. client-accuracy; its best model is saved; empty: none",
         affects="records",
     )
     threads: int = option(
@@ -87,7 +87,7 @@ class RunConfig:
     )
     ray_address: str = option(
         "local",
-        "where the workers are: local, this machine, or a Ray cluster, as auto or HOST:PORT",
+        "Ray cluster of the workers: local, started on this machine, or auto or HOST:PORT",
         affects="place",
     )
     gpus_per_worker: float = option(
@@ -119,7 +119,7 @@ class RunConfig:
     )
     checkpoint_every: int = option(
         0,
-        "rounds between checkpoints; 0: they take a twentieth of the time",
+        "rounds between checkpoints; 0: by time, of which they take a twentieth",
         low=0,
         affects="speed",
     )

@@ -38,7 +38,7 @@ class UnknownKey(ValueError):
 def unknown(
     key: str, chosen: Collection[object], parts: Iterable[str], keys: Collection[str]
 ) -> ValueError:
-    """The error for an unknown key; it names the key of the same meaning, else the nearest three.
+    """The error for an unknown key; it names the key with this meaning, or the nearest three.
 
     chosen: the method and the optimiser; a key of another of the ``parts`` is suggested last.
     """

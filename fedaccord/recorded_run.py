@@ -50,7 +50,7 @@ def run(
 ) -> RunDirectory:
     """One run of the configuration, written to its run directory.
 
-    fleet_for: the clients, once the run directory is there. task: None: the server has no data, and
+    fleet_for: the clients, once the run directory exists. task: None: the server has no data, and
     the clients report how their model is built. With ``config.resume`` the run resumes from its
     last checkpoint, or from that of ``at`` rounds. ``facts`` go into summary.json. A run that is
     interrupted, also by SIGTERM or SIGHUP, or that fails leaves a directory that can be read, with
@@ -143,7 +143,7 @@ def summarised(
     try:
         yield
         status = COMPLETED
-    except (KeyboardInterrupt, SystemExit):  # the second is how Flower ends an app
+    except (KeyboardInterrupt, SystemExit):  # Flower ends an app by the second
         status = "interrupted"
         raise
     except Exception as error:
@@ -157,7 +157,7 @@ def summarised(
 
 @contextmanager
 def followed(config: RunConfig, log_book: Logbook) -> Iterator[trackers.Tracker]:
-    """A block that a tracker follows."""
+    """A block with a tracker."""
     path, is_completed = log_book.directory.path, False
     tracker = trackers.start(config.tracker, path, in_use(config), log_book.after)
     try:
@@ -170,8 +170,8 @@ def followed(config: RunConfig, log_book: Logbook) -> Iterator[trackers.Tracker]
 def with_lost_states(state: RoundState, session: Session, config: RunConfig) -> RoundState:
     """The state from which a run resumes, if the states of its clients were in Flower's memory.
 
-    A simulation that Flower starts anew has none of them: without this, each client would report
-    that in its first round, and that round would be lost.
+    A new simulation of Flower has none of them: without this, each client would report the loss in
+    its first round, and that round would be lost.
     """
     is_simulated = session.fleet.place == SIMULATED
     clients = (state.accepted >= 0).nonzero().flatten().tolist()
@@ -189,8 +189,8 @@ def with_lost_states(state: RoundState, session: Session, config: RunConfig) -> 
 def card_of(task: Task, settings: ModelSettings) -> dict[str, Any]:
     """How to build and feed the model of the run, in JSON's types, as `Task.card`.
 
-    With tensors that are not saved, those that are frozen or stay at clients: seed, a digest of
-    each ``frozen`` one, and the names of the ``local`` ones.
+    For tensors that are not saved because they are frozen or stay at clients, it has the seed, a
+    digest of each ``frozen`` one, and the names of the ``local`` ones.
     """
     card, model = {**task.card, "class-names": class_names(task.card)}, task.model(settings)
     if not (model.frozen or model.all_local_names):
@@ -226,8 +226,8 @@ def run_of(
     eval_train: bool = False,
     **more: Any,
 ) -> Run:
-    """A `Run`, made with ``more``, that is evaluated on the task's test samples, unless the clients
-    alone evaluate.
+    """A `Run`, made with ``more``, that is evaluated on the task's test samples, unless only the
+    clients evaluate.
 
     ``eval_train``: evaluate the output model on the training samples too; generalisation-gap is
     its train accuracy less its test accuracy, both in [0, 1].

@@ -63,8 +63,8 @@ def _index() -> list[str]:
         "differs from the paper or from released code, and how to run it. `uv run python "
         "tools/sync.py` writes them all from the code.",
         _table(columns, rows(BUILT_IN)),
-        "DFedADMM is left out until its equations can be read and transcribed twice, as those of "
-        "every method here.",
+        "DFedADMM is not included until its equations can be read and transcribed twice, as was "
+        "done for every method here.",
         "## Costs",
         "In vectors of d, the number of parameters: what an active client receives and sends in a "
         "round, gradient evaluations per local step, and what a client and the server keep.",
@@ -73,12 +73,12 @@ def _index() -> list[str]:
         "Each replaces some hooks of a method, and they compose.",
         _table(columns, rows(PLUGINS)),
         "## What fits what",
-        "An optimiser, a rate that falls within the round, the mean of the optimisers' vectors "
-        "([optimisers](../optimizers.md)) and the plug-ins, each with its method alone. no: "
-        "refused in one line before any work. own: the method has one of its own, and does not "
-        "read the setting. dp is that with noise at the server; it and secure sums fit some "
-        "methods only with `local-steps`, as their pages say. Gossip and robust means take no mean "
-        "of the optimisers' vectors.",
+        "The table shows whether a method supports an optimiser, a rate that falls within the "
+        "round, the mean of the optimisers' vectors ([optimisers](../optimizers.md)) or a plug-in, "
+        "each without the others. no: refused in one line before any work. own: the method has one "
+        "of its own, and does not read the setting. dp is the variant with noise at the server; "
+        "dp and secure sums fit some methods only with `local-steps`, as their pages state. Gossip "
+        "and robust means do not support the mean of the optimisers' vectors.",
         _table(["method", *FITS], _fits()),
         "## Letters",
         LETTERS,
@@ -127,7 +127,7 @@ def _fit(name: str, more: dict[str, Any]) -> str:
 LIST_BEGINS = """\
 [When to use which](docs/methods/README.md). All support the plug-ins relaxed initialisation
 (`relaxed-init.beta=0.1`), SAM (`sam.rho=0.1`), gossip (`gossip.topology=ring`),
-[compression](docs/compression.md), [privacy](docs/privacy.md), or give a reason.
+[compression](docs/compression.md), [privacy](docs/privacy.md), or state why not.
 """
 
 
@@ -216,7 +216,7 @@ def _remarks(name: str, kind: type[FederatedStrategy]) -> Iterator[str]:
 
 
 def _refusal(kind: type[FederatedStrategy], plugin: type) -> str:
-    """Why the method does not take the plug-in; empty: it does."""
+    """Why the method refuses the plug-in; empty: it supports it."""
     if plugin is Gossip:
         undeclared = "its server step is not declared linear"
         return "" if kind.linear else kind.refuses.get(Gossip, undeclared)
@@ -280,7 +280,7 @@ def _plugin(name: str, kind: type) -> list[str]:
         + (
             f"{_text(strength.default)}; the plug-in is off without a budget."
             if kind is DP
-            else f"what a method asks for; for most it is off, `{_off(strength)}`."
+            else f"the method's own choice; for most methods it is off, `{_off(strength)}`."
         ),
         *([f"Methods that switch it on: {', '.join(on)}."] if on else []),
         *([f"Methods that refuse it: {'; '.join(refused)}."] if refused else []),

@@ -45,8 +45,8 @@ app.add_typer(deploy.app, name="deploy")
 
 
 def _after_packages() -> int:
-    """Where a folder's modules come after those of installed packages, and before those of a clone
-    that was installed in place."""
+    """The index in sys.path after installed packages and before a clone that was installed in
+    place."""
     are_packages = [Path(path).name in ("site-packages", "dist-packages") for path in sys.path]
     return len(sys.path) - are_packages[::-1].index(True) if any(are_packages) else len(sys.path)
 

@@ -38,7 +38,7 @@ Metric = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Rank by this metric, as personal-accuracy; by default the test accuracy, or the "
+        help="Rank by this metric, e.g. personal-accuracy; by default the test accuracy, or the "
         "loss of runs without one.",
     ),
 ]
@@ -123,8 +123,8 @@ def _formatted(summary: "Summary", form: Format) -> str:
 
 
 def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]", metric: str) -> None:
-    """Print how many runs are left out as trials, if there are any, and what the metric does not
-    compare: runs of several data sets, and models whose parts stay at the clients."""
+    """Print how many runs are left out as trials, if any, and what the metric cannot compare: runs
+    of several data sets, and models with parts that stay at the clients."""
     every, shown = (sum(len(g.runs) for g in some) for some in (groups, compared))
     if every > shown:
         warn(
@@ -155,8 +155,8 @@ def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]", metric
 
 
 def rows_of_untrained_parts(groups: "Sequence[Group]", metric: str) -> str:
-    """The first row whose metric is of w with the clients' own parts as they were before round 1,
-    and how many more there are; empty: none."""
+    """The first row with a metric of w and local parts from before round 1, and the number of
+    further ones; empty: none."""
     from fedaccord.experiments.analysis.ranking import of_untrained_parts
 
     first, *others = [g.label for g in groups if of_untrained_parts(g, metric)] or [""]

@@ -40,7 +40,7 @@ class Commands(TyperGroup):
             if (extra := extra_of(error.name or "")) is None:
                 raise
             code = _complain(f"expected the package {error.name}, found none; {install(extra)}", 2)
-        except OSError as error:  # of its output, as on a full disk
+        except OSError as error:  # of its output, such as a full disk
             code = _complain(error, 1)
         sys.exit(code or 0)
 
@@ -62,8 +62,8 @@ class Commands(TyperGroup):
 
 
 class _Console(Console):
-    """A console on which texts cannot move the cursor or change colours or the title, and whose
-    reader may leave: Rich would end the process."""
+    """A console on which texts cannot move the cursor or change colours or the title. Its output
+    may be closed, for which Rich would end the process."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -102,8 +102,8 @@ def make_console() -> Console:
 
 @contextmanager
 def even_unread() -> Iterator[None]:
-    """A block that prints for a command that goes on, whoever reads it: a stream that cannot be
-    written, as one whose reader is `head`, a closed terminal or a full disk, is left alone."""
+    """A block that prints without ending the command: a stream that cannot be written, because of
+    `head`, a closed terminal or a full disk, is ignored."""
     try:
         yield
     except OSError:
@@ -112,7 +112,7 @@ def even_unread() -> Iterator[None]:
 
 
 def _drop_if_lost(stream: TextIO | None) -> None:
-    """Send what is left of a stream to nowhere if it cannot be written."""
+    """Redirect a stream to the null device if it cannot be written."""
     if stream is None:
         return
     try:
@@ -124,13 +124,13 @@ def _drop_if_lost(stream: TextIO | None) -> None:
 
 
 def print_progress(line: str) -> None:
-    """A line of a command that goes on."""
+    """Print a line; the command continues if that fails."""
     with even_unread():
         print(printable(line), flush=True)
 
 
 def print_warning(line: str) -> None:
-    """A line on stderr, above a progress bar, of a command that goes on."""
+    """Print a line on stderr, above a progress bar; the command continues if that fails."""
     with even_unread():
         print(printable(line), file=sys.stderr, flush=True)
 
@@ -153,8 +153,8 @@ GAP = 3  # columns of a terminal between two of a table, and one more in all
 
 
 def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Full widths if all columns fit. Else the first column gets the space beside the widest other
-    one, and the others have the width of their cells and of the longest word of their heading."""
+    """Full widths if all columns fit. Otherwise the first column gets the space beside the widest
+    other one, and the others the width of their cells and of their heading's longest word."""
     whole = [max(map(len, cells)) for cells in columns]
     if 1 + sum(GAP + width for width in whole) <= room:
         return whole

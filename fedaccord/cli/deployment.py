@@ -129,7 +129,7 @@ def _check_device(folder: Path, facts: Facts) -> Iterator[Check]:
 
 
 def _check_number(config: Mapping[str, Any]) -> None:
-    """Raise ValueError, in one line, for a node that no server could make a client."""
+    """Raise ValueError, in one line, for a node that cannot be a client of any server."""
     if node_config.is_unnumbered(config):
         return
     for key in node_config.NUMBERS:

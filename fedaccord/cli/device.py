@@ -25,7 +25,7 @@ def device(
         typer.Argument(
             metavar="[DIR] [OPTION]...",
             help="A device's folder of `deploy init`, if there is one, and options of "
-            "flower-supernode, as --port 9095.",
+            "flower-supernode, e.g. --port 9095.",
         ),
     ] = None,
     short_pauses: Annotated[

@@ -121,7 +121,7 @@ def check_devices() -> Iterator[Check]:
 def check_daemon() -> Check:
     """Whether Flower's local daemon runs, since when, its folder, and how to end it.
 
-    It keeps the folder and the environment of its start, and never ends by itself.
+    It keeps the folder and the environment in which it started, and does not end by itself.
     """
     from fedaccord.compat.flower import LOCAL_PORT, LOCAL_PORT_VARIABLE
 
@@ -215,7 +215,7 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
 def _check_data(
     settings: "RunConfig",
 ) -> Generator[Check, None, "tuple[Facts | None, Task | None]"]:
-    """Facts of the data without decoding it, None: unknown, and the task of decoded data. A
+    """Facts of the data without decoding them (None: unknown), and the task if they are decoded. A
     function is called."""
     from fedaccord.data import datasets
     from fedaccord.data.function import FUNCTION

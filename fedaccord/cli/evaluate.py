@@ -42,8 +42,8 @@ def evaluate(
             values, others = _evaluate(run, places, BEST if best else MODEL)
     table, moved = Table.grid(padding=(0, 2)), []
     before = {name: reported.get(f"{name}{metrics.LAST}") for name in values}
-    if best:  # its metric may be one that is not measured here
-        best_model = reported.get("best-model")  # of a run that has ended
+    if best:  # its metric may not be measured here
+        best_model = reported.get("best-model")  # only of finished runs
         before = dict.fromkeys(values)
         if best_model:
             before[best_model["metric"]] = best_model["value"]
@@ -86,8 +86,8 @@ def _reported(run: Path) -> dict[str, Any]:
 
 
 def _contents(run: Path) -> dict[str, str]:
-    """[used.contents], by dotted keys. Raises ValueError, in one line, if that is damaged; it may
-    be absent."""
+    """[used.contents], by dotted keys; may be absent. Raises ValueError, in one line, if
+    damaged."""
     from fedaccord.runs import flatten
 
     used = read_toml(run / "config.toml").get("used", {})
@@ -104,7 +104,7 @@ def _evaluate(
     run: Path, more: dict[str, Any], model_file: str
 ) -> tuple[dict[str, float], list[str]]:
     """The values, and the keys of [used.contents] that differ now. Raises ValueError, in one line,
-    if it is no run or cannot have these settings."""
+    if it is not a run or cannot have these settings."""
     from fedaccord.config import RunConfig
     from fedaccord.experiments.analysis.measures import saved_vectors
     from fedaccord.process import threads

@@ -35,7 +35,7 @@ def measure(
         list[str],
         typer.Argument(
             metavar="RUN_DIR... [KEY=VALUE...]",
-            help="Run directories, or folders that hold some; then settings, as device=cuda.",
+            help="Run directories, or folders with some; then settings, e.g. device=cuda.",
         ),
     ],
     samples: Annotated[
@@ -187,7 +187,7 @@ def _measured(
     reference: Path | None,
     is_drawn: bool,
 ) -> "tuple[list[Measure], Landscape | None, list[str]]":
-    """The last: a line for each setting in ``place`` without effect."""
+    """The measures, the landscape, and a line for each setting in ``place`` without effect."""
     from fedaccord.experiments.analysis.measures import Saved, landscape
     from fedaccord.experiments.analysis.measures import measure as measures
     from fedaccord.task.multiplications import threads_of_task

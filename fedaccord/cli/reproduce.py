@@ -35,7 +35,7 @@ def reproduce(
     pairs: Pairs = None,
     cells: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Only these cells, as 'fedavg/*'."),
+        typer.Option(metavar="PATTERN", help="Only these cells, e.g. 'fedavg/*'."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 3,
     rounds: Annotated[
@@ -62,9 +62,9 @@ def reproduce(
 ) -> None:
     """Run the cells of a paper's table, and write our numbers beside the paper's.
 
-    KEY=VALUE pairs set all cells, as data-dir=/my/cifar10 or device=cuda; the page names those that
-    change numbers, as model=lenet. The same command, started again, resumes, also with more rounds
-    or seeds. The page lists the cells without runs:
+    KEY=VALUE pairs, such as data-dir=/my/cifar10, apply to all cells; the page names those that
+    change numbers, such as model=lenet. The same command, started again, resumes, also with more
+    rounds or seeds. The page also lists the cells without runs. An example:
 
     fedaccord reproduce fedinit-table3 --cells 'beta=0*' --seeds 2 --out ~/reproduce
     """
@@ -127,7 +127,7 @@ def _list(console: Console, cells: "Sequence[Cell]") -> None:
 
 
 def _costs(console: Console, table: "Table") -> None:
-    """A table that needs no runs: the paper's costs, and ours."""
+    """A table without runs: the paper's costs, and ours."""
     from fedaccord.experiments.reproduce.page import measures_of
 
     heading, *rows = measures_of(table)

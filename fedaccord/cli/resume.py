@@ -25,7 +25,7 @@ def resume(
     """Resume an interrupted run from its last checkpoint, or a finished one for more rounds.
 
     Weights and metrics are those of a run without a break. KEY=VALUE pairs may replace settings
-    that do not change the mathematics, as device, threads, eval-every or num-server-rounds:
+    that do not change the mathematics, such as device, threads, eval-every, num-server-rounds:
 
     fedaccord resume ~/fedaccord-runs/first num-server-rounds=200
     """

@@ -19,12 +19,12 @@ NUMBER = re.compile(r"[+-]?(\d+\.|\d*\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECA
 RUN_TABLES = {"run", "used", "versions", "commit"}  # of a run directory's config.toml
 
 Pairs = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings, as lr=0.05.")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings, e.g. lr=0.05.")
 ]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
-        help="TOML file of settings, as a run's config.toml or a Flower app's pyproject.toml; "
+        help="TOML file of settings, e.g. a run's config.toml or a Flower app's pyproject.toml; "
         "KEY=VALUE pairs override it.",
         metavar="FILE",
     ),
@@ -51,8 +51,8 @@ def read_settings(
 ) -> dict[str, Any]:
     """Run-config values of a TOML file or preset, and of ``key=value`` pairs, which replace them.
 
-    A value is read as TOML, else as a number, as .1 or 1., else as a string. Paths are made
-    absolute, from the current folder. Warns of a key given twice. Raises ValueError on a pair
+    A value is read as TOML, otherwise as a number such as .1 or 1., otherwise as a string. Paths
+    become absolute, from the current folder. Warns about repeated keys. Raises ValueError on a pair
     without ``=``, on a file that cannot be read and on an unknown preset.
     """
     from fedaccord import config
@@ -117,8 +117,8 @@ def make_absolute(values: dict[str, Any]) -> None:
 def unread(
     settings: "RunConfig", pairs: Sequence[str], file: Path | None, preset: str | None
 ) -> list[str]:
-    """A line for each key without effect beside the other settings, also for a pair with the
-    default, unless it replaces a value of the file."""
+    """A line for each key without effect beside the other settings; pairs with a default count,
+    unless they replace a value of the file."""
     typed = {pair.partition("=")[0].strip() for pair in pairs}
     return settings.unread(explicit=typed - {*_of_file(file, preset)})
 
@@ -130,7 +130,7 @@ def _value(text: str, kind: type | None) -> Any:
         return text.lower() == "true"
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except ValueError:  # no TOML, or an integer of thousands of digits
+    except ValueError:  # not TOML, or an integer of thousands of digits
         return text if is_string or not NUMBER.fullmatch(text) else float(text)
     value = parsed["value"]
     allowed = str if is_string else (str, bool, int, float)

@@ -103,7 +103,7 @@ class Ending(NamedTuple):
 
 
 def _app_folder(path: Path | None) -> Path:
-    """The folder that `flwr run` packs. Raises FileNotFoundError if it is no clone."""
+    """The folder that `flwr run` packs. Raises FileNotFoundError if it is not a clone."""
     folder = (path or Path(__file__).parents[2]).absolute()
     if not (folder / "pyproject.toml").exists():
         raise FileNotFoundError(

@@ -109,8 +109,8 @@ def _content(file: Path, pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def rounds_of(plan: "Plan", runs: Path) -> int:
-    """Rounds of the plan's runs in a folder that may have others, too; of its methods' runs if the
-    search proposes them as it goes."""
+    """Rounds of the plan's runs in a folder that may have other runs, too; of all runs of its
+    methods if the search proposes trials one after another."""
     names = plan.run_names
     own = (
         run
@@ -173,7 +173,7 @@ class Display:
         values = self.values.setdefault((split, trial, job.rounds), [])
         values.append(score)
         if split == "test" and self.stage[0] != split:
-            self.best = ""  # that of the validation samples
+            self.best = ""  # of the validation samples
         if len(values) < len(seeds):
             return
         stage = (split, job.rounds if self.plan.options.search in LADDERS else 0)

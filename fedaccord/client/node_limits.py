@@ -27,8 +27,8 @@ def allowed(
 ) -> dict[str, Any]:
     """The settings of a run without those that make a device read files that ``own`` does not set.
 
-    own: the settings of its node-config; whole: its data are all the client's. Raises ValueError,
-    in one line, if it sets no data and the run needs some.
+    own: the settings of its node-config; whole: all its data belong to the client. Raises
+    ValueError, in one line, if it sets no data and the run needs some.
     """
     if is_simulated() or node.get(ALLOW) is True:
         return {**run}
@@ -73,7 +73,7 @@ def check_imports(
 
 
 def check_limits(node: Mapping[str, Any]) -> None:
-    """Raises ValueError, in one line, if a limit of this node's config is not one."""
+    """Raises ValueError, in one line, for an invalid limit in this node's config."""
     for key in (MAX_STEPS, MAX_THREADS, STATE_DAYS):
         _limit(node, key, 1)
     _text(node, IMPORTS, "")

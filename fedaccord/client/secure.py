@@ -1,4 +1,4 @@
-"""A device's part of secure sums, as messages; its memory between two is in its Context."""
+"""A device's part of secure sums, as messages; between two it stores its memory in its Context."""
 
 from collections.abc import Callable
 

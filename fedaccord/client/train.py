@@ -88,7 +88,7 @@ def train_locally(
     in ``context.state`` and written last. ``batches`` is iterated once per local epoch, or until
     ``local-steps`` steps are taken; its tensors may be on any device. ``loss`` is called as
     ``loss(predictions, targets)``. ``examples`` counts the client's samples; by default those of
-    a pass over ``batches``, of which an iterator shows only what ``local-steps`` read. Without
+    a pass over ``batches``; of an iterator only those that ``local-steps`` read. Without
     ``local-steps`` the server drops a reply of more steps than ``local-epochs`` times as many.
 
     A batch is (inputs, targets), or a dict of an image (``img`` or ``image``) and its targets under
@@ -96,8 +96,8 @@ def train_locally(
     targets, and any dict that has them. Floating inputs are cast to the run's precision; token ids
     stay integers.
 
-    Raises ValueError on a message, a model or data that do not fit together; Flower sends that to
-    the server as an error reply, and the client's state stays as it was.
+    Raises ValueError on a message, a model or data that do not fit together; Flower sends the error
+    to the server as a reply, and the client's state does not change.
     """
     batch_format, loss, examples = BatchFormat(forward, targets), checked(loss), plain(examples)
     if examples is not None and (type(examples) is not int or examples < 1):

@@ -1,1 +1,1 @@
-"""What depends on one release of another package."""
+"""Code that depends on one release of another package."""

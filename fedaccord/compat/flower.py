@@ -59,7 +59,7 @@ class TensorArray(Array):
 
 
 class KeptArray(TensorArray):
-    """One that outlives its message: unpickling it makes a copy outside of Ray's memory."""
+    """An array that outlives its message: unpickling copies it out of Ray's memory."""
 
     __qualname__ = "Array"
 
@@ -102,7 +102,7 @@ _ACTORS = "flwr.simulation.ray_transport.ray_actor"  # the module of its workers
 def in_simulation() -> bool:
     """Whether this process is a worker of Flower's simulation: no documented attribute says so.
 
-    A ClientApp of a SuperNode may use Ray itself: its process is no Ray actor, and the processes
+    A ClientApp of a SuperNode may use Ray itself: its process is not a Ray actor, and the processes
     that it starts do not load Flower's actor.
     """
     ray = sys.modules.get("ray")
@@ -137,8 +137,8 @@ def has_no_function(reason: str) -> bool:
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether a SuperLink failed to handle a request, as one whose database is locked: HTTP status
-    500 and above. Flower repeats requests that do not reach it."""
+    """Whether a SuperLink failed to handle a request, for example because its database is locked:
+    HTTP status 500 and above. Flower repeats requests that do not reach it."""
     return getattr(getattr(error, "response", None), "status_code", 0) >= 500
 
 

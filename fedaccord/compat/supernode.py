@@ -75,8 +75,8 @@ def stay_connected() -> None:
     """Let the SuperNode of this process repeat requests that a SuperLink failed to handle, and
     those whose connection was cut in its TLS handshake; and end it if its heartbeats end.
 
-    Flower repeats others alone. Such a failure ended the polls for messages or the heartbeats, and
-    the process lived on, or it lost the message or the reply that was being sent.
+    Flower repeats only other requests. Such a failure ended the polls for messages or the
+    heartbeats, and the process stayed alive, or the message or reply in transfer was lost.
     """
     import httpx
     from flwr.supernode import fleet_http_connection
@@ -115,7 +115,7 @@ def await_contexts() -> None:
     """Let the SuperNode of this process pull a message only after it stored the last one's Context.
 
     A ClientApp sends its reply before its Context. With short pauses the next ClientApp would begin
-    with the Context before, and then store that one: the client's state of a round was lost.
+    with the earlier Context and store that one: the client's state of a round would be lost.
     """
     from flwr.supernode import start_client_internal
     from flwr.supernode.servicer.runtime import runtime_handlers
@@ -164,14 +164,14 @@ class Pauses:
             self._clock.sleep(min(max(_SHORTEST, _SHARE * (now - self._busy)), seconds))
 
 
-# seconds until a part of a message that is still being sent is asked for again, and twice as many
-# the next time; Flower's: 1. A SuperNode that polls often meets such a message in most rounds.
+# seconds until the next poll for a part of a message that is still being sent, doubled each time;
+# Flower's: 1. A SuperNode that polls often meets such a message in most rounds.
 _PART_PAUSE = 0.05
 
 
 @contextmanager
 def part_pauses() -> Iterator[None]:
-    """A block in which this process asks soon again for a part of a message that is still sent."""
+    """A block in which this process polls again soon for the missing parts of a message."""
     from flwr.supercore.constant import PULL_INITIAL_BACKOFF
     from flwr.supercore.inflatable import inflatable_utils as parts
 

@@ -1,4 +1,4 @@
-"""Replies that a device is still sending: the server waits for none of them.
+"""Replies that a device is still sending: the server does not wait for them.
 
 A SuperLink announces a reply once, when its upload begins, and `Grid.pull_messages` then waits for
 its parts, up to two hours, and with it for all other replies of the call. The parts stay at the
@@ -14,10 +14,10 @@ from flwr.serverapp import Grid
 
 
 def pull_messages(grid: Grid, message_ids: Iterable[str]) -> Iterator[Message]:
-    """`Grid.pull_messages` without the replies of which parts are missing: a later call has them.
+    """`Grid.pull_messages` without replies that lack parts: a later call returns these.
 
-    Replies are read one by one: Flower deletes each that was read, and drops those of a call if it
-    fails. If no part arrives for three minutes, the SuperLink gives a reply up, which is then an
+    Replies are read one by one: Flower deletes each one that was read, and drops those of a failed
+    call. If no part arrives for three minutes, the SuperLink gives up the reply, which is then an
     error.
     """
     client = _client_of(grid)
@@ -67,8 +67,8 @@ class _Client:
         return PullAppMessagesResponse(messages_list=[message], message_object_trees=[tree])
 
     def _has_last_part(self, tree: Any) -> bool:
-        """Whether the message itself has arrived, which a SuperNode sends after its parts; or will
-        never arrive, which Flower reports."""
+        """Whether the message itself, which a SuperNode sends after its parts, has arrived or, as
+        Flower reports, will never arrive."""
         from flwr.proto.message_pb2 import PullObjectRequest
 
         grid = self._grid
@@ -90,7 +90,7 @@ _WAITED = "timeout or retry limit reached"  # in the error of a part that did no
 
 
 def _client_of(grid: Any) -> _Client | None:
-    """The grid's client, made one of ours; None: it has none, as in a simulation."""
+    """The grid's client, replaced by ours; None: it has none, as in a simulation."""
     client = getattr(grid, "_runtime_client", None)
     if client is not None and not isinstance(client, _Client):
         client = grid._client = _Client(client, grid)
@@ -99,7 +99,7 @@ def _client_of(grid: Any) -> _Client | None:
 
 @contextmanager
 def _one_try() -> Iterator[None]:
-    """A block in which a part of a message that is missing is not awaited."""
+    """A block that does not wait for missing parts of a message."""
     from flwr.supercore.inflatable.inflatable_utils import pull_objects
 
     defaults = cast(dict[str, Any], pull_objects.__kwdefaults__)

@@ -53,7 +53,7 @@ class WithLocal(NamedTuple):
 
 @dataclass(frozen=True)
 class ClientHalf:
-    """What a client runs: a method's rule in its plug-ins, the outermost last."""
+    """The client's part of a method: its rule in its plug-ins, the outermost last."""
 
     rule: LocalRule
     plugins: tuple[PlugIn, ...] = ()
@@ -245,8 +245,8 @@ class ClientHalf:
 
 
 def _of_type(owner: Registered, verb: str, value: Any, kind: Any = None) -> Any:
-    """What a rule or an optimiser returned. Raises TypeError, in one line, if that is not of the
-    type ``kind``, or, without one, no NamedTuple."""
+    """The value that a rule or an optimiser returned. Raises TypeError, in one line, if it is not
+    of the type ``kind`` or, without ``kind``, not a NamedTuple."""
     if type(value) is not kind if kind else not hasattr(value, "_fields"):
         wanted = f"a {kind.__name__}" if kind else "the client's state as a NamedTuple of vectors"
         raise TypeError(

@@ -58,7 +58,8 @@ def seen(
     accepted: Tensor, delays: Tensor | None, pending: Sequence[PendingRequest]
 ) -> Tensor | None:
     """`Cohort.seen` of buffered rounds. A client whose reply to the model of round s was used in
-    step t has missed the steps between s and t, and those after t; a pending request, since s."""
+    step t has missed the steps between s and t, and those after t; a pending request has missed
+    all steps since s."""
     if delays is None:
         return None
     delays = delays.where(accepted >= 0, 0)  # a client that lost its state has no past rounds
@@ -85,7 +86,7 @@ class Cohort:
     Without a server every node is a server with one client, itself: a cohort of one client whose
     vectors are (m, d), and whose ``num_clients`` is 1.
 
-    If a server step reads sums alone, a cohort may have one upload, the mean of ``size`` clients'.
+    If a server step reads only sums, a cohort may have one upload, the mean of ``size`` uploads.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The plug-ins of a method, and what they and the method ask of its settings."""
+"""The plug-ins of a method, and the settings that they and the method require."""
 
 from collections.abc import Sequence
 from itertools import pairwise

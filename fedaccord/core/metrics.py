@@ -17,7 +17,7 @@ from fedaccord.core.options import did_you_mean
 from fedaccord.core.vectors import sum_dtype
 
 NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")  # of a metric, in messages
-SHARE_UNIT = "0 to 1"  # a unit; people read it in percent
+SHARE_UNIT = "0 to 1"  # a unit, displayed in percent
 MOST_SURPRISED = 69.0  # nats a target: perplexity ends at 9e29, below `LARGEST_METRIC`
 
 
@@ -125,8 +125,8 @@ def select(names: str, of_classes: bool) -> dict[str, Metric]:
     """The metrics of a setting, as "accuracy, f1"; "": accuracy of classes, none of numbers.
 
     ``package.module:function`` is a metric of the user's own, see `own_metric`, whose name is the
-    function's. Raises ValueError, in one line, for an unknown name and one that does not fit the
-    targets, or stands there twice.
+    function's. Raises ValueError, in one line, for a name that is unknown, does not fit the
+    targets, or is listed twice.
     """
     fitting = [name for name, metric in METRICS.items() if metric.of_classes == of_classes]
     chosen = [part.strip() for part in names.split(",") if part.strip()] or fitting[:of_classes]
@@ -158,7 +158,7 @@ def select(names: str, of_classes: bool) -> dict[str, Metric]:
 def own_metric(path: str, of_classes: bool) -> Metric:
     """The mean over the samples of a function (predictions, targets) -> (n,), numbers or booleans.
 
-    Raises ValueError, in one line, if it cannot be imported; ``sums`` does if it returns others.
+    Raises ValueError, in one line, if it cannot be imported; ``sums`` raises it for other results.
     """
     function, name = named.function("metrics", path), path.partition(":")[2]
 

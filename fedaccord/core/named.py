@@ -79,9 +79,9 @@ def function(key: str, path: str) -> Any:
 
 
 def code(key: str, path: str) -> str:
-    """A hash of the code of an object: of the files of its module and, if another one defines it,
-    of that, as they were when `load` first met them here, or after a reload; of its own source if
-    they have no file, as in a notebook. Empty if there is none. Raises as `load`."""
+    """A hash of the code of an object: of the files of its module and of the module that defines
+    it, as they were at the first `load` in this process, or after a reload; without files, as in a
+    notebook, of the object's source. Empty if there is no code. Raises as `load`."""
     target = load(key, path)
     texts = [_hash(module) or _hash_of_source(target) for module in _modules(path, target)]
     return hashlib.sha256(" ".join(texts).encode()).hexdigest() if all(texts) else ""
@@ -94,7 +94,7 @@ def files(key: str, path: str) -> list[Path]:
 
 
 def _modules(path: str, target: Any) -> list[ModuleType]:
-    """The module that a path names, and that which defines the object."""
+    """The module that a path names, and the module that defines the object."""
     while isinstance(target, partial):
         target = target.func
     of = getattr(inspect.unwrap(target) if callable(target) else type(target), "__module__", None)
@@ -103,7 +103,7 @@ def _modules(path: str, target: Any) -> list[ModuleType]:
 
 
 def _hash(module: ModuleType) -> str:
-    """Of its file at the first call, and at the first after a reload; empty without one."""
+    """A hash of its file, read at the first call and after a reload; empty without a file."""
     spec, digest = _HASHES.get(module, (None, ""))
     if not digest or spec is not module.__spec__:
         file = Path(getattr(module, "__file__", None) or "")
@@ -113,7 +113,7 @@ def _hash(module: ModuleType) -> str:
 
 
 def _hash_of_source(target: Any) -> str:
-    """Of an object; empty if it has no source."""
+    """A hash of an object's source; empty if it has none."""
     try:
         return hashlib.sha256(inspect.getsource(target).encode()).hexdigest()
     except (OSError, TypeError):

@@ -12,12 +12,12 @@ MAX_STEPS, MAX_THREADS = "max-local-steps", "max-threads"
 NUMBERS = (PARTITION_ID, NUM_PARTITIONS)
 LIMITS = (STATE_DIR, STATE_DAYS, ALLOW, IMPORTS, MAX_STEPS, MAX_THREADS)
 KEYS = (*NUMBERS, *OWN_DATA, *LIMITS)
-LONG = 8  # characters of a key from which a similar one is a misspelt one
+LONG = 8  # length of a key from which similar ones count as misspelt
 SIMILAR = 0.88  # ratio of `difflib`
 
 
 def is_unnumbered(node: Container[str]) -> bool:
-    """Whether the server is to give the node its partition-id: it has data, and none."""
+    """Whether the server assigns the node's partition-id: it has data but no partition-id."""
     return PARTITION_ID not in node and any(key in node for key in OWN_DATA)
 
 

@@ -13,7 +13,7 @@ Muon: Jordan and others, https://kellerjordan.github.io/posts/muon/. O is the or
 matrix by five Newton-Schulz iterations, as in torch.optim.Muon, which rounds them to bfloat16: here
 they are in the run's precision. Parameters of more than two dimensions are flattened to matrices.
 Embeddings, the output layer (the last matrix of the model) and whatever has fewer than two
-dimensions are left to AdamW.
+dimensions are updated by AdamW.
 
 Everything holds for one client, vectors (d,), and for a cohort, vectors (n, d).
 """
@@ -276,7 +276,7 @@ FUNCTIONS = named.Functions("fedaccord.optimizers")  # classes, or functions tha
 
 
 def made(name: str) -> Optimizer:
-    """The optimiser of a setting, with its default options: of `OPTIMIZERS`, or of one's own.
+    """The optimiser of a setting, with its default options: of `OPTIMIZERS`, or the user's own.
 
     Raises ValueError, in one line, if that cannot be imported, called or used.
     """
@@ -292,7 +292,7 @@ def made(name: str) -> Optimizer:
 
 
 def setting_of(optimizer: Any) -> str:
-    """The setting that names the class of an optimiser. Raises ValueError if it is none."""
+    """The setting that names the class of an optimiser. Raises ValueError for another class."""
     kind = type(optimizer)
     if not isinstance(optimizer, Optimizer):
         raise ValueError(
@@ -334,9 +334,9 @@ def orthogonal(x: Tensor) -> Tensor:
 def _all_iterations(gram: Tensor) -> Tensor:
     """M_5 ... M_1, from the first A: each M commutes with its A, and the next A is M A M.
 
-    Products of square matrices alone: fewer operations the longer y is. An eigenvalue of A that
-    rounding puts below 0 grows by a^2 an iteration: with float32 M_5 ... M_1 y is still right to
-    about 1e-3 of its largest number, with TF32 and bfloat16 it can have no bound.
+    Only square matrices are multiplied, which saves the more the longer y is. An eigenvalue
+    of A that rounding makes negative grows by a^2 per iteration: with float32 M_5 ... M_1 y is
+    still right to about 1e-3 of its largest number, with TF32 and bfloat16 it can be unbounded.
     """
     total = m = _factor(gram)
     for _ in range(ITERATIONS - 1):

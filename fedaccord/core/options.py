@@ -64,7 +64,7 @@ def option(
 
 
 def argument(default: Any, doc: str, *, shown: bool = True) -> Any:
-    """A documented dataclass field that is no run-config key; shown: in the instance's repr."""
+    """A documented dataclass field that is not a run-config key; shown: in the repr."""
     return dataclasses.field(default=default, repr=shown, metadata={"argument": doc})
 
 
@@ -111,12 +111,12 @@ def check_options(settings: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A scalar of NumPy or PyTorch, also of no dimensions, as Python's; other values unchanged."""
+    """A scalar or 0-d array of NumPy or PyTorch as Python's scalar; other values unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def is_path(value: Any, field: "dataclasses.Field[Any]") -> bool:
-    """Whether a value of an option is a path: no other word than one that the option accepts."""
+    """Whether a value of an option is a path, not one of the option's choices."""
     rule = field.metadata
     return bool(rule["path"] and value and (not rule["choices"] or value in rule["also"]))
 
@@ -140,7 +140,7 @@ def meaning(field: "dataclasses.Field[Any]", allowed: str = "") -> str:
 
 
 def options(kind: type) -> "tuple[dataclasses.Field[Any], ...]":
-    """Those of a class that `dataclass` has made."""
+    """The options of a dataclass."""
     if kind not in _OPTIONS:
         _OPTIONS[kind] = tuple(f for f in dataclasses.fields(kind) if "doc" in f.metadata)
     return _OPTIONS[kind]

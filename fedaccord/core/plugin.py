@@ -115,9 +115,9 @@ class PlugIn(Registered):
         return Stateless()
 
     def gradient(self, at: GradientAt, point: Vector, g: Vector, buffers: Any) -> Tensor:
-        """The gradient that the method receives when it requests one at ``point`` (..., d): into
-        g (..., d), not clipped; returns the loss (...) at ``point``. ``at`` does so for the next
-        plug-in, or the data; ``buffers``: of `gradient_init`."""
+        """Write the gradient that the method receives at ``point`` (..., d) into g (..., d), not
+        clipped; return the loss (...) at ``point``. ``at`` does the same for the next plug-in, or
+        the data; ``buffers``: of `gradient_init`."""
         return at(point)
 
     def encode(self, up: Any, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
@@ -141,7 +141,7 @@ class PlugIn(Registered):
     def decode(self, decoded: Decoded, kind: Any, down: Any, like: Vector) -> Decoded:
         """The reverse of `encode`: an upload of type ``kind``; down: as of `encode`.
 
-        like: a vector (..., d) of which the shape and the dtype alone are read.
+        like: a vector (..., d) of which only the shape and the dtype are read.
         Raises ValueError, in one line, for a message that `encode` cannot make.
         """
         return decoded

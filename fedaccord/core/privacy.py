@@ -70,7 +70,7 @@ def has_noisy_sums(plugins: Iterable[Any]) -> bool:
 
 
 class Masking(NamedTuple):
-    """How a round's uploads are masked, so that the server reads their sum alone."""
+    """The masking of a round's uploads, of which the server then reads only the sum."""
 
     bits: int  # of each number that is summed
     neighbours: int  # of a client

@@ -25,16 +25,16 @@ class ModelSettings(NamedTuple):
 
     @staticmethod
     def of(settings: Any) -> "ModelSettings":
-        """Those among more settings."""
+        """These settings, selected from an object with more."""
         return ModelSettings(*(getattr(settings, name) for name in ModelSettings._fields))
 
     def local_names(self, names: Collection[str]) -> set[str]:
-        """Those of the trained parameters' names that a pattern matches. Raises ValueError if one
+        """The names of trained parameters that match a pattern. Raises ValueError if a pattern
         matches none."""
         return _matched("local-parameters", self.local_parameters, "trained parameters", names)
 
     def frozen_names(self, names: Collection[str]) -> set[str]:
-        """Those of all parameters' names that a pattern matches. Raises ValueError as above."""
+        """The names of parameters that match a pattern. Raises ValueError as above."""
         return _matched("frozen-parameters", self.frozen_parameters, "parameters", names)
 
 
@@ -81,7 +81,7 @@ class ModelLayout(NamedTuple):
 
 
 def _difference(role: str, name: str, ours: Any, theirs: Any, instead: str) -> str:
-    """instead: the role that the tensor has at the other side; empty: it has none."""
+    """instead: the tensor's role on the other side; empty: it does not exist there."""
     if ours is None:
         return f"expected no {role} tensor {name!r}, got one"
     if theirs is None:
@@ -92,7 +92,7 @@ def _difference(role: str, name: str, ours: Any, theirs: Any, instead: str) -> s
 
 
 class TrainInstruction(NamedTuple):
-    """What a client is to do in a round. All but three fields are the same for all clients."""
+    """A client's instruction for a round. All but three fields are the same for all clients."""
 
     round: int  # t, from 0
     rounds: int  # T
@@ -140,7 +140,7 @@ class TrainInstruction(NamedTuple):
 
 
 class TrainRequest(NamedTuple):
-    """What one client receives."""
+    """A training request to one client."""
 
     instruction: TrainInstruction
     down: Any  # NamedTuple of vectors (d,): the broadcast
@@ -156,7 +156,7 @@ class TrainRequest(NamedTuple):
 
 
 class EvaluateRequest(NamedTuple):
-    """What one client is to evaluate on its own held-out samples."""
+    """A request to evaluate on the client's own held-out samples."""
 
     instruction: TrainInstruction
     w: Vector | None = None  # (d,), the output model; None: not needed

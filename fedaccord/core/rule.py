@@ -116,7 +116,7 @@ class Registered:
         return (cls.__name__.removesuffix("Client") or cls.__name__).lower()
 
     def own_fields(self) -> dict[str, Any]:
-        """By name. Raises ValueError, in one line, if one is no plain value, which can travel."""
+        """The fields by name. Raises ValueError, in one line, if one is not a plain value."""
         kind: Any = type(self)  # a dataclass
         own = {field.name: getattr(self, field.name) for field in fields(kind)}
         for name, value in own.items():
@@ -211,8 +211,8 @@ class LocalRule(Registered):
     ) -> Tensor:
         """Write the clipped gradient of a step into g (..., d); returns the loss (...) at w.
 
-        ``at`` may be called at any points; ``w`` must not change. What must outlast the step is
-        changed in ``buffers``, in place.
+        ``at`` may be called at any points; ``w`` must not change. Values that outlast the step are
+        stored in ``buffers``, in place.
         """
         loss = at(w)
         clip_(g, config.clip_norm)

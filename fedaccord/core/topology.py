@@ -91,7 +91,7 @@ class Step(NamedTuple):
 
 
 class Topology(Protocol):
-    """What a client sees of the state, and how a server step is taken."""
+    """The part of the state that a client sees, and the form of a server step."""
 
     is_decentralised: bool  # every client trains in every round
     eval_nodes: bool  # evaluate the model of every node
@@ -115,14 +115,14 @@ class Topology(Protocol):
         """The method's server step, taken by the server or by every node."""
 
     def absence(self, num_clients: int, cohort: Cohort) -> str:
-        """What the clients without a reply mean for a step, in one line; may be empty."""
+        """The effect of clients without a reply on a step, in one line; may be empty."""
 
     def average(self, w: Vector) -> Vector:
         """One model (d,), the mean of all nodes'."""
 
 
 def first_server(method: ServerHalf, w: Vector) -> Any:
-    """The method's ``init``. Raises TypeError, in one line, if that is no NamedTuple."""
+    """The method's ``init``. Raises TypeError, in one line, if it is not a NamedTuple."""
     state = method.init(w)
     if not hasattr(state, "_fields"):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Vectors, and NamedTuples of vectors: what every method computes with, keeps and exchanges."""
+"""Vectors, and NamedTuples of vectors, which every method computes with, keeps and exchanges."""
 
 import math
 import random
@@ -247,7 +247,7 @@ def row(value: Any, i: int) -> Any:
 
 
 def generator(key: str) -> torch.Generator:
-    """Random numbers of their own for each key, as "compress", seed, round and client."""
+    """An independent generator for each key, such as "compress", seed, round and client."""
     return torch.Generator().manual_seed(random.Random(key).getrandbits(63))
 
 

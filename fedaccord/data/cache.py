@@ -41,7 +41,7 @@ def cache_folder() -> Path:
 
 def fingerprint(paths: tuple[Path, ...], settings: Mapping[str, Any]) -> str:
     """Short hash of settings, paths and the names, sizes and times of the files in the paths and
-    in their folders; no source has more levels, and a link to a parent folder would be endless."""
+    in their folders. No source has more levels, and a link to a parent folder would be endless."""
     entries = [str(path) for path in paths]
     for path in entries.copy():
         for folder, folders, files in os.walk(path, followlinks=True):
@@ -72,7 +72,7 @@ def read(path: Path, name: str) -> Dataset | None:
         samples = of_tensors(tensors)
         if metadata["checksum"] != _checksum(metadata["facts"], samples):
             return None
-    except (OSError, SafetensorError, KeyError, TypeError):  # gone, cut short, or another's
+    except (OSError, SafetensorError, KeyError, TypeError):  # gone, truncated, or foreign
         return None
     facts = json.loads(metadata["facts"])
     return Dataset(
@@ -104,7 +104,7 @@ def write(path: Path, data: Arrays, scale: tuple[PerChannel, PerChannel] | None)
     numbers = {"classes": data.classes, "mean": mean, "std": std, "vocabulary": data.vocabulary}
     facts = json.dumps(numbers | {"class_names": data.class_names})
     metadata = {"facts": facts, "checksum": _checksum(facts, of_tensors(tensors))}
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # safetensors has files of its own
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # safetensors has its own
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():  # a rename does not replace it
@@ -113,7 +113,7 @@ def write(path: Path, data: Arrays, scale: tuple[PerChannel, PerChannel] | None)
         usual, file = part / "usual", part / path.name
         usual.touch()
         save_file(tensors, file, metadata=metadata)
-        file.chmod(usual.stat().st_mode)  # not safetensors', for the owner alone
+        file.chmod(usual.stat().st_mode)  # safetensors lets only the owner read
         file.replace(path)
     except (OSError, SafetensorError) as error:
         raise ValueError(
@@ -134,7 +134,7 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def _checksum(facts: str, samples: str) -> str:
-    """Of the content of a cache file."""
+    """The checksum of a cache file's content."""
     return f"{zlib.crc32(facts.encode(), int(samples, 16)):08x}"
 
 

@@ -120,7 +120,7 @@ def _locate(name: str, data_dir: str, reading: ReadOptions) -> tuple[Source, Pat
 
 
 def _is_text(name: str) -> bool:
-    """Whether it can be written; a file's name may have any bytes."""
+    """Whether a file name is valid Unicode; it may have any bytes."""
     try:
         name.encode()
     except UnicodeEncodeError:

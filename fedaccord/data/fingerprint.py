@@ -1,4 +1,4 @@
-"""Checksums of data and partition: runs of other data are other runs, and none resumes with it."""
+"""Checksums of data and partition: with other data a run is another one, and does not resume."""
 
 import zlib
 from collections.abc import Mapping, Sequence

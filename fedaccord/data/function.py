@@ -46,17 +46,17 @@ FUNCTION = Kind(find=_find, origin="function")
 
 
 def from_function(name: str, data_dir: str, reading: ReadOptions) -> Dataset:
-    """The data set that a function makes, with the argument ``data_dir`` or without.
+    """The data set that a function returns, called with ``data_dir`` if it has this parameter.
 
     It returns (train, test), or a mapping with these keys; both in a form of `samples.split_of`,
     train also as a Flower partitioner (``load_partition``, ``num_partitions``), for
     ``partition=natural``, as is ``client``, a name or a number for each training sample; test also
     None, empty or left out, for clients without test samples.
     ``classes`` of a mapping is the number of classes, or their names in the order of the labels;
-    without it the labels of both splits count, from 0 on. ``vocabulary``: how many token ids there
-    are. ``augment``: a function of (inputs (b, ...) as they are stored, generator) that returns
-    such inputs for a local step. Texts are tokenized as the settings say. Float targets are numbers
-    to predict. The random numbers are the same in every process, see `seeded`.
+    without it the labels of both splits count, from 0 on. ``vocabulary``: the number of token ids.
+    ``augment``: a function of (inputs (b, ...) as they are stored, generator) that returns such
+    inputs for a local step. Texts are tokenized by the setting. Float targets are numbers to
+    predict. The random numbers are the same in every process, see `seeded`.
     Raises ValueError, in one line, for anything else.
     """
     with seeded(0):
@@ -138,7 +138,7 @@ def _dataset(name: str, content: Any, reading: ReadOptions) -> Dataset:
 
 
 def _mapping(content: Any) -> Mapping[str, Any]:
-    """What a function returned, by key of `ENTRIES`."""
+    """The values that a function returned, by key of `ENTRIES`."""
     if isinstance(content, tuple | list) and len(content) == 2:
         return dict(zip(ENTRIES, content, strict=False))
     if not isinstance(content, Mapping) or "train" not in content:
@@ -169,7 +169,7 @@ def _splits(content: Mapping[str, Any]) -> tuple[Split, Split, Tensor | None]:
 
 
 def _plain(value: Any) -> Any:
-    """Of NumPy's and PyTorch's as of Python."""
+    """A value of NumPy or PyTorch as Python's."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -245,7 +245,7 @@ def _augmentation(function: Any, inputs: Tensor) -> Augmentation | None:
 
 
 def _warn_if_unseen(name: str, y_train: Tensor, top: int) -> None:
-    """Of labels that no training sample has, where the labels of both splits count."""
+    """Warn about labels that no training sample has, if the labels of both splits count."""
     first = top if int(y_train.max()) < top else None
     if y_train.ndim == 1:  # sequences may lack many
         labels = torch.unique(y_train)

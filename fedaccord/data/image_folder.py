@@ -42,10 +42,10 @@ def find(root: Path, reading: ReadOptions) -> Source:
 
 
 def decode(root: Path, reading: ReadOptions) -> Arrays:
-    """Class k is the k-th of ``labels``, of which any folder may lack, or without them the k-th
-    class folder by name; one may be empty, if a client lacks the class.
+    """Class k is the k-th of ``labels``, any of which may lack a folder, or without labels the k-th
+    class folder by name, which may be empty if a client lacks the class.
 
-    Names that begin with a dot are ignored; other entries that are no images are left out with a
+    Names that begin with a dot are ignored; other entries that are not images are left out with a
     warning. Raises ValueError, in one line.
     """
     names = [
@@ -104,7 +104,7 @@ def _shown(folder: Path) -> list[Path]:
 
 
 def _decode_images(files: list[Path], image_size: int) -> NDArray[np.uint8]:
-    """(n, h, w, 3), or (n, h, w) if every image is grey; all of the first one's size."""
+    """(n, h, w, 3), or (n, h, w) if every image is grey; all have the size of the first image."""
     height, width = _decode_image(files[0], image_size).shape[:2]
     check_fits(f"image-folder: {len(files)} images", len(files) * height * width * 3)
     images = np.empty((len(files), height, width, 3), dtype=np.uint8)
@@ -130,7 +130,7 @@ def _decode_images(files: list[Path], image_size: int) -> NDArray[np.uint8]:
 
 
 def _decode_image(file: Path, image_size: int) -> NDArray[np.uint8]:
-    """(h, w) of a grey image of 8 or 16 bits, (h, w, 3) of any other; EXIF turns none."""
+    """(h, w) of a grey image of 8 or 16 bits, (h, w, 3) of any other, not rotated by EXIF."""
     from PIL import Image, ImageOps  # which a device with other data may lack
 
     try:

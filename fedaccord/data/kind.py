@@ -72,7 +72,7 @@ class ReadOptions(NamedTuple):
     def class_names(self) -> tuple[str, ...]:
         """The labels in their order; empty: none are named.
 
-        Raises ValueError for fewer than two, and for one that is there twice.
+        Raises ValueError for fewer than two, and for a repeated one.
         """
         names = tuple(part.strip() for part in self.labels.split(",") if part.strip())
         if self.labels and len({*names}) < max(len(names), 2):
@@ -128,8 +128,8 @@ def image_facts(shape: tuple[int, int, int], classes: int, train: int, test: int
 
 
 def check_fits(what: str, size: int) -> None:
-    """Raises ValueError for more bytes than this machine's memory: the system would not refuse
-    them, and end the process when they are filled."""
+    """Raises ValueError for more bytes than this machine's memory: the system would allocate them,
+    and kill the process when they are written."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > memory:
         raise ValueError(
@@ -149,7 +149,7 @@ def warn_if_whole(what: str, *targets: Any) -> None:
 
 def number_owners(what: str, owners: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:
     """(n,) names or numbers of clients as numbers from 0: first names, in alphabetical order, then
-    numbers, in theirs.
+    numbers, in rising order.
 
     Raises ValueError for a sample without one.
     """

@@ -30,7 +30,7 @@ from fedaccord.data.samples import CHANNELS
 log = logging.getLogger("flwr")  # what a run prints
 
 TEST = ARRAYS[2:]
-MAX_CLASSES = 1_000_000  # more is a mistake: the model would not fit into memory
+MAX_CLASSES = 1_000_000  # a larger number is a mistake: the model would not fit into memory
 
 Array = NDArray[Any]
 
@@ -48,7 +48,7 @@ def decode(path: Path) -> Arrays:
     """uint8 images (n, h, w[, c]) or float features (n, ...), with labels (n,), or with numbers to
     predict, (n,) or (n, outputs) floats.
 
-    An array ``client`` (n,) of integers or names names the holder of each training sample, for
+    An array ``client`` (n,) of integers or names has the client of each training sample, for
     ``partition=natural``.
 
     Labels are integers, or names of classes as strings. An array ``classes`` has the number of

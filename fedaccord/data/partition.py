@@ -14,7 +14,7 @@ and then fill floor(n / num_clients) slots per client, one at a time over all cl
 This is the label skew of FedInit (arXiv:2306.05706), FedDyn (arXiv:2111.04263) and DisPFL
 (arXiv:2206.00187). It is not the other split that goes by the name Dirichlet, which cuts every
 class into proportions ~ Dir(alpha * 1_clients) and makes clients of unequal size.
-``replacement`` says which sample of the class is handed out:
+``replacement`` decides which sample of the class is handed out:
 
     none     the next unused one; an exhausted class is skipped and the class drawn again
     cyclic   the next unused one; an exhausted class starts again from its first sample
@@ -22,11 +22,11 @@ class into proportions ~ Dir(alpha * 1_clients) and makes clients of unequal siz
 
 ``natural`` leaves every sample with the client that the data names.
 
-That deals a data set out once. With ``samples_per_client`` every client draws so many samples for
+These deal out a data set once. With ``samples_per_client`` every client draws so many samples for
 itself, with replacement, from its own prior (for ``iid`` the shares of the classes in the data), as
-pfl-research (arXiv:2404.06430) makes users from CIFAR-10. Clients then share samples, there may be
-more of them than samples, and what a client holds depends on the seed and on its number alone, not
-on how many there are: it is drawn when it is used.
+pfl-research (arXiv:2404.06430) makes users from CIFAR-10. Clients then share samples, and there may
+be more clients than samples. The samples of a client depend only on the seed and on its number, not
+on the number of clients: they are drawn when they are used.
 """
 
 from collections.abc import Sequence
@@ -60,14 +60,14 @@ def partition(
 ) -> Sequence[Ints]:
     """The samples of every client, a pure function of the arguments (and of the file).
 
-    labels: (n,) the class of every sample, integers from 0; of other targets, floats or several of
-        a sample, only how many there are is read, and schemes by class are refused.
+    labels: (n,) the class of every sample, integers from 0; of other targets, floats or several per
+        sample, only their number is read, and schemes by class are refused.
     scheme: ``iid`` (shuffle and cut; sizes differ by at most 1), ``dirichlet``, ``pathological``,
         ``natural`` or ``file``.
-    owners: of ``natural``: (n,) who holds each sample, 0 to num_clients - 1.
+    owners: of ``natural``: (n,) the client of each sample, 0 to num_clients - 1.
     alpha: of ``dirichlet``, in (0, 1e6]; small: one class per client, large: equal priors.
     replacement: of ``dirichlet`` and ``pathological``: ``none``, ``cyclic`` or ``iid``. With
-        ``none`` a client none of whose classes is left takes from the remaining classes, each
+        ``none``, if none of a client's classes is left, it takes from the remaining classes, each
         equally likely, so small alpha cannot keep every client pure.
     classes_per_client: of ``pathological``.
     samples_per_client: of ``iid``, ``dirichlet`` and ``pathological``: each client draws so many
@@ -168,7 +168,7 @@ def matching_share(
 
 
 class Report(NamedTuple):
-    """How a partition came out; ``print`` shows it as a table."""
+    """Statistics of a partition; ``print`` shows them as a table."""
 
     num_clients: int
     counts: Ints  # (clients, num_classes) samples held; of the first `LOOKED_AT` if they draw

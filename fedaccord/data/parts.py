@@ -65,8 +65,8 @@ class Drawn(Parts):
     """Each client draws ``each`` samples for itself, with replacement, from (seed, client) alone:
     a class from its prior, then any sample of the class.
 
-    class_of: (n,) in 0..classes-1, each present. prior: what a client draws from its generator
-    first, (classes,), not negative, with a positive sum.
+    class_of: (n,) in 0..classes-1, each present. prior: the first draw from a client's generator,
+    (classes,), not negative, with a positive sum.
     """
 
     def __init__(

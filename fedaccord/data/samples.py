@@ -22,7 +22,7 @@ class Split(NamedTuple):
 
 
 def negative(labels: Any) -> Any:
-    """Those below 0 of labels (...), a tensor or an array, but for `IGNORED`."""
+    """The values below 0 in labels (...), a tensor or an array, except `IGNORED`."""
     return labels[(labels < 0) & (labels != IGNORED)]
 
 
@@ -46,7 +46,7 @@ def split_of(content: Any) -> Split:
 
 
 def changes_when_read(content: Any) -> bool:
-    """Whether the first inputs of a torch Dataset are others when they are read again."""
+    """Whether the first inputs of a torch Dataset differ when they are read again."""
     if not isinstance(content, torch.utils.data.Dataset) or not hasattr(content, "__len__"):
         return False
     numbers = range(min(len(content), 8))
@@ -79,7 +79,7 @@ def is_array(value: Any) -> bool:
 
 
 def _of_columns(table: Any) -> Split:
-    """Of a Hugging Face dataset: its label, and the one other column."""
+    """The split of a Hugging Face dataset: its label, and the one other column."""
     features = table.features
     classes = [name for name in table.column_names if hasattr(features[name], "names")]
     labels = [name for name in LABELS if name in table.column_names] or classes
@@ -94,7 +94,7 @@ def _of_columns(table: Any) -> Split:
 
 
 def _of_items(items: Sequence[Any]) -> Split:
-    """Of pairs (input, target), or rows that are mappings with two entries."""
+    """The split of pairs (input, target), or of rows that are mappings with two entries."""
     if items and isinstance(items[0], dict):
         labels = [name for name in LABELS if name in items[0]]
         others = [name for name in items[0] if name not in labels[:1]]
@@ -110,7 +110,7 @@ def _of_items(items: Sequence[Any]) -> Split:
 
 
 def _plain(values: Any) -> Any:
-    """A column or table of pandas as an array, one of texts as a list; others as they are."""
+    """A column or table of pandas as an array, of texts as a list; other values unchanged."""
     if not hasattr(values, "to_numpy"):
         return values
     array = values.to_numpy()
@@ -138,12 +138,12 @@ def _inputs(x: Any) -> Tensor | list[str]:
 
 
 def _from_numpy(array: Any) -> Tensor:
-    """Of memory of its own if the array may not be written, as a table's or a file's."""
+    """A tensor; a copy if the array is read-only, as that of a table or a file."""
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
 def _tensor(values: Any) -> Tensor:
-    """(n, ...) of an array, or of a sequence of numbers, arrays or tensors."""
+    """A tensor (n, ...) of an array, or of a sequence of numbers, arrays or tensors."""
     if isinstance(values, Tensor):
         return values.detach().cpu()
     if not is_array(values) and len(values) and isinstance(values[0], Tensor):
@@ -153,7 +153,7 @@ def _tensor(values: Any) -> Tensor:
 
 
 def _array(values: Any) -> Any:
-    """Also of images, as PIL has them."""
+    """An array, also of PIL's images."""
     if not isinstance(values, np.ndarray):
         values = _stacked(np.stack, [np.asarray(_pixels(value)) for value in values])
     if isinstance(values, np.ma.MaskedArray):
@@ -164,7 +164,7 @@ def _array(values: Any) -> Any:
 
 
 def _pixels(value: Any) -> Any:
-    """An image of a palette or of single bits, as PIL has them, in 8 bits a channel."""
+    """A PIL image with a palette or single bits as 8 bits per channel."""
     modes = {"P": "RGB", "1": "L"}
     mode = getattr(value, "mode", None)
     return value.convert(modes[mode]) if mode in modes else value

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-# held in such a block, and in those of other settings that are of the process, not of a thread
+# held in such a block, and in blocks of other settings of the process
 ALONE = RLock()
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Of the CPU; their states are restored. Another thread waits for its end. seed: from 0."""
+    """Seed those of the CPU and restore their states; other threads wait. seed: from 0."""
     with ALONE:
         of_numpy, of_python = np.random.get_state(), random.getstate()
         try:
@@ -31,7 +31,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def each_seeded(items: Iterable[Any], seed: Callable[[], int]) -> Iterator[Any]:
-    """The items, each made in a block of its own; ``seed``: called before each."""
+    """The items, each made in its own block; ``seed``: called before each."""
     with seeded(seed()):
         own = iter(items)
     while True:

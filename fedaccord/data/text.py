@@ -53,7 +53,7 @@ def find(root: Path, reading: ReadOptions) -> Source:
             f"text: expected a file called *.csv or *.jsonl, got {wrong[0]}: rename it"
         )
     code: list[Path] = []
-    if reading.tokenizer != BYTE_TOKENIZER:  # a change of its code is one of the data
+    if reading.tokenizer != BYTE_TOKENIZER:  # a change of its code changes the data
         code = named.files("tokenizer", reading.tokenizer)
     return Source((*files, *code), partial(decode, files, reading))
 
@@ -175,7 +175,7 @@ def _row(path: Path, number: int, values: Any) -> Row:
 
 
 def _split(path: Path, rows: list[Row]) -> tuple[list[Row], list[Row]]:
-    """Those for training and those for testing, of one file."""
+    """The training rows and the test rows of one file."""
     if not any(row.split for row in rows):
         test = rows[TEST_EVERY - 1 :: TEST_EVERY]
         return [row for i, row in enumerate(rows, 1) if i % TEST_EVERY], test

@@ -48,7 +48,7 @@ def augment(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
     x: (b, c, h, w) uint8. The pad is zero in raw pixels, before normalisation, as torchvision's
     RandomCrop(h, padding=4) on images has it. One number per image is drawn from the CPU
-    `generator`: a batch on a GPU is cut as on the CPU, and several batches together as one by one.
+    `generator`: crops are the same on a GPU and a CPU, for several batches at once or one by one.
     """
     b, c, h, w = x.shape
     shifts = 2 * PAD + 1

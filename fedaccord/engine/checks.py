@@ -1,4 +1,4 @@
-"""What is checked of a run before a file is written."""
+"""Checks of a run before a file is written."""
 
 from typing import Any
 

@@ -22,20 +22,20 @@ from fedaccord.process.interrupts import interruptible
 from fedaccord.process.threads import check as check_cores
 from fedaccord.storage.files import nearest
 
-ENVIRONMENT = {  # of this process and of Ray's, while it runs; the user's values have priority
+ENVIRONMENT = {  # of this process and of Ray's while Ray runs; the user's values have priority
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # this process logs the relevant ones
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers without a share of a GPU see every GPU
     # seconds after which Ray's agents exit if the run was killed; Ray's default is a minute
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
 }
-FULL = "RAY_local_fs_capacity_threshold"  # the share of the disk at which Ray spills no more
-LEFT = 250e6  # bytes of it that stay free; Ray's own share, 0.95, leaves 12 GB of 250 GB
+FULL = "RAY_local_fs_capacity_threshold"  # the used share of the disk at which Ray stops spilling
+LEFT = 250e6  # bytes that stay free; Ray's own share, 0.95, leaves 12 GB of 250 GB
 
 # whether Ray, under `uv run`, copies the folder and builds an environment per worker: minutes
 UV_RUN = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
 
 
-ONE_THREAD = threading.RLock()  # held while Ray is in use: it is of the process, not of a thread
+ONE_THREAD = threading.RLock()  # held while Ray is in use, which is global to the process
 
 BY_RAY = ("RAY_USAGE_STATS_ENABLED", "PYTHONBREAKPOINT")  # further variables that Ray sets
 
@@ -56,7 +56,7 @@ def environment() -> Iterator[None]:
 
 
 def _share() -> float:
-    """How full the disk of Ray's folder may be; of a small one, as full as Ray would fill it."""
+    """The share of the disk of Ray's folder that may be used; on a small disk Ray's default."""
     total = shutil.disk_usage(nearest(ray_cluster.folder())).total
     return max(0.95, 1 - LEFT / max(total, 1))
 
@@ -117,8 +117,8 @@ def _to_array(tensor: torch.Tensor) -> Any:
 
 @contextmanager
 def started(address: str, cores: int) -> Iterator[None]:
-    """A block with Ray, here with so many cores, or with the cluster at ``address``; a signal ends
-    it as it ends any other.
+    """A block with Ray, here with so many cores, or with the cluster at ``address``; signals act
+    as elsewhere.
 
     Raises ValueError, in one line, if there is none.
     """
@@ -164,7 +164,7 @@ def begin(address: str, cores: int) -> None:
 
 def check_room(key: str, wanted: float, what: str, more: str = "") -> None:
     """Raises ValueError, in one line that begins with ``key`` and ends with ``more``, if the
-    cluster has fewer CPUs or GPUs, ``what``, than are wanted: Ray would wait for a machine."""
+    cluster has fewer CPUs or GPUs (``what``) than wanted: Ray would wait for a machine."""
     have = ray.cluster_resources().get(what, 0.0)  # type: ignore[no-untyped-call]
     if wanted > have:
         raise ValueError(

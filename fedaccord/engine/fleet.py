@@ -34,7 +34,7 @@ log = logging.getLogger("flwr")
 CALL_CLIENTS = 100  # at most, in one call; more are not faster
 PENDING_BYTES = 2**30  # bytes of models whose clients' states are not yet stored
 CALL_BYTES = 2**25  # bytes of their models; larger calls are hardly faster on a CPU
-GPU_CALL_BYTES = 2**30  # there a call has eight vectors or so of each model
+GPU_CALL_BYTES = 2**30  # on a GPU a call has about eight vectors of each model
 
 Reached = tuple[TrainRequest, Any]  # a request, and its client's state before the visit
 NewStates = list[tuple[TrainInstruction, TrainReply, Any]]  # not yet stored, with the replies
@@ -168,7 +168,7 @@ class LocalFleet(StoreFleet):
         return reached
 
     def _train(self, part: Sequence[Reached], new_states: NewStates) -> dict[int, Reading]:
-        """The readings of requests that are executed together; ``new_states`` grows by theirs."""
+        """The readings of requests executed together; adds their states to ``new_states``."""
         replies: dict[int, Reading] = {}
         size = nbytes(part[0][0].down)
         for (request, _), result in zip(part, self._rounds(part), strict=True):

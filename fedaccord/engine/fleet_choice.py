@@ -31,7 +31,7 @@ def choose(
 ) -> Iterator[Callable[[Logbook | None], "LocalFleet | WorkersFleet"]]:
     """A function that makes the clients, in this process or in workers, from the run's logbook.
 
-    load: makes a worker's task, None: it is sent this one; drawn: whether cohorts are drawn.
+    load: makes a worker's task; None: this task is sent; drawn: whether cohorts are drawn.
     """
     if config.state_dir and not config.resume:
         why = "Flower's clients read it, client-state those of this process"
@@ -47,7 +47,7 @@ def choose(
 
         yield here
         return
-    loss = config.task.loss if load else ""  # else workers are sent the function
+    loss = config.task.loss if load else ""  # otherwise the function is sent to the workers
     for key, value in (("metrics", config.task.metrics), ("loss", loss)):
         if "__main__:" in value:
             raise ValueError(
@@ -74,7 +74,7 @@ def choose(
 
 
 def _note_precision(precision: str, device: torch.device) -> None:
-    """Warn of one that this device does not gain by."""
+    """Warn about a precision that has no benefit on this device."""
     if precision == "tf32" and device.type != "cuda":
         log.warning("precision=tf32 has no effect on %s: it is float32 there", device)
     if precision == "bfloat16" and device.type == "cpu" and cpu.get_cpu_capability() == "AVX2":

@@ -29,7 +29,7 @@ def keys_of(keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name_of(metric: Any) -> str:
-    """A metric's name; of a function: of its module, from which it is imported again."""
+    """A metric's name; for a function with its module, from which it is imported again."""
     if callable(metric) and hasattr(metric, "__qualname__"):
         return f"{metric.__module__}:{metric.__qualname__}"
     return str(metric)
@@ -80,7 +80,7 @@ def keyword(key: str) -> str:
 
 
 def module_of(model: Any, seed: int) -> nn.Module:
-    """The module, or the one that ``model`` returns, whose random numbers come from the seed.
+    """The module, or the one that ``model`` returns with random numbers from the seed.
 
     Raises ValueError, in one line, if it returns none.
     """
@@ -100,7 +100,7 @@ def module_of(model: Any, seed: int) -> nn.Module:
 
 
 def cohorts_of(participation: Any) -> list[list[int]]:
-    """The clients of each round. Raises ValueError, in one line, for anything else, as masks."""
+    """The clients of each round. Raises ValueError, in one line, for anything else, e.g. masks."""
     try:
         return [[*map(_client, cohort)] for cohort in participation]
     except TypeError:

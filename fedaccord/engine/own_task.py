@@ -66,7 +66,7 @@ def own_task(
 
 
 def _clients(clients: Sequence[Any], form: BatchFormat) -> Clients | SourceClients:
-    """In tensors, if all clients have tensors."""
+    """The clients, in tensors if all of them have tensors."""
     sources = [
         _part(f"clients: client {i}", samples, clients, form) for i, samples in enumerate(clients)
     ]
@@ -77,7 +77,7 @@ def _clients(clients: Sequence[Any], form: BatchFormat) -> Clients | SourceClien
 
 
 def _test(test: Any, clients: Sequence[Any], form: BatchFormat) -> Samples | TestSource | None:
-    """In tensors, if all clients and the test have tensors."""
+    """The test samples, in tensors if all clients and the test have tensors."""
     if test is None:
         return None
     if isinstance(test, list) and not any(isinstance(part, Tensor) for part in test):

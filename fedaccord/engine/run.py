@@ -38,7 +38,7 @@ def run(
     config: of `RunConfig.make`; on_round: called with each round, from the evaluation of w^0 as
     round 0; cohorts: the clients of each round, instead of drawn ones; on_client: called with a
     client's number after its local round; at: the round of the checkpoint from which a config with
-    ``resume`` goes on, None: the last one. Raises ValueError, in one line, on settings that do not
+    ``resume`` resumes, None: the last one. Raises ValueError, in one line, on settings that do not
     fit, FederationError if the run fails.
     """
     check_functions(on_round=on_round, on_client=on_client)
@@ -92,7 +92,7 @@ def quiet(level: int = logging.WARNING) -> Iterator[None]:
     def loud(record: logging.LogRecord) -> bool:
         return record.levelno >= level
 
-    log.addFilter(loud)  # of its own, so that blocks in several threads do not disturb each other
+    log.addFilter(loud)  # a new one, so that blocks in several threads do not disturb each other
     try:
         yield
     finally:

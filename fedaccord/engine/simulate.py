@@ -75,28 +75,28 @@ def simulate(
 
     There are no messages and no ClientApp: the clients' local rounds are called directly.
 
-    algo: a name from METHODS, or a strategy, which has its own settings: these cannot be given
+    algo: a name from METHODS, or a strategy; settings that are a strategy's arguments are refused
     beside it.
 
     clients: the samples of each; by default the partition of ``dataset`` by the run config. A
     client has a tuple of tensors (inputs, targets), a map-style torch Dataset, from which batches
-    are drawn as from tensors, or a function that gives the batches of a pass when it is called with
-    a torch.Generator, whose state depends only on seed, round, client and pass, as do the default
-    generators of PyTorch, NumPy and Python: a function without other randomness gives the same
-    weights when a run resumes and with ``workers``. It is also
-    called before round 1 to count its samples; every pass must end and have as many. Its batches
-    are used unchanged for any ``batch_size``, which is refused if all clients are functions.
+    are drawn as from tensors, or a function. The function receives a torch.Generator and returns
+    the batches of a pass. The generator's state depends only on seed, round, client and pass, as do
+    the default generators of PyTorch, NumPy and Python: without other randomness the weights are
+    the same when a run resumes and with ``workers``. The function is also called before round 1 to
+    count its samples; every pass must end and have as many. Its batches are used unchanged for any
+    ``batch_size``, which is refused if all clients are functions.
     test: samples to evaluate on, with ``clients``, in one of these forms, of which each client
-    that evaluates has a share (not of a function's); or a list of each client's own, None for a
-    client without, all of which the server uses.
+    that evaluates has a share (not of a function's); or a list with each client's own samples, None
+    for a client without any, all of which the server uses.
 
-    model: a module, whose parameters are the initial ones, a function that returns one (it is
-    called once, and its random numbers come from ``seed``), or a name of `fedaccord run
-    --list-keys`. forward: ``forward(model, batch)``, the
-    predictions for batches of another form than (inputs, targets) or a dict of ``img`` and
-    ``label``: any dict or tuple with tensors. targets: the key of the targets in a dict; in a tuple
-    they are the last element. loss: ``loss(predictions, targets)``, a mean over a batch, or the run
-    config's ``loss``; ``metrics="accuracy, f1"`` is measured beside it, or functions of a module.
+    model: a module with the initial parameters, a function that returns one (it is called once, and
+    its random numbers come from ``seed``), or a name of `fedaccord run --list-keys`. forward:
+    ``forward(model, batch)`` returns the predictions for batches of another form than (inputs,
+    targets) or a dict of ``img`` and ``label``: any dict or tuple with tensors. targets: the key of
+    the targets in a dict; in a tuple they are the last element. loss: ``loss(predictions,
+    targets)``, a mean over a batch, or the run config's ``loss``; ``metrics="accuracy, f1"`` is
+    measured beside it, or functions of a module.
 
     participation: the share of clients a round, or the clients of every round (if buffered, those
     that fill free slots, in this order). dtype: float32 (the default) or float64, of floating

@@ -13,13 +13,13 @@ from fedaccord.task import Task
 
 log = logging.getLogger("flwr")
 
-FREE_MEMORY_SHARE = 1 / 2  # that states may use
+FREE_MEMORY_SHARE = 1 / 2  # share of the free memory that states may use
 PLACES = ("in memory", "on disk")
 
 
 class StorageChoice(NamedTuple):
     on_disk: bool
-    size: float  # bytes of all states at the end of the run
+    size: float  # bytes of all states at the end
     why: str  # in one line
 
     def __str__(self) -> str:

@@ -62,7 +62,7 @@ def _against(task: Task, strategy: FederatedStrategy, clients: int) -> str:
 
 
 def _against_on_gpu(task: Task, strategy: FederatedStrategy, clients: int) -> str:
-    """There a call of ten clients was never slower for a model that is recorded, small or large:
+    """On a GPU a call of ten clients was never slower for a recorded model, small or large:
     docs/results/gpu.md."""
     return "a round has 1" if clients < 2 else _against_stack(task, strategy)
 

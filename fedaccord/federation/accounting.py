@@ -11,9 +11,9 @@ from bisect import bisect_right
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-INTERVAL = 1e-3  # grid of the privacy losses at most: epsilon is an upper bound, by less than 1%
-DEVIATION_SHARE = 1 / 30  # of a round's deviation, the grid where that is small, as at small q
-GRID_POINTS = 3e4  # of a round's loss at most: with more an epsilon takes seconds
+INTERVAL = 1e-3  # largest grid interval of losses; it raises epsilon by less than 1%
+DEVIATION_SHARE = 1 / 30  # grid interval as a share of a round's deviation, at small q
+GRID_POINTS = 3e4  # most points of a round's loss: with more an epsilon takes seconds
 WEAK_NOISE_MULTIPLIER = 0.3  # below it losses grow as 1 / z^2, and the grid with them
 LARGEST = 700.0  # exponent of a float
 TOLERANCE = 1e-4  # of the search for a noise multiplier; relative below 1
@@ -34,9 +34,9 @@ def _library() -> Any:
 
 @lru_cache(maxsize=8)
 def noise_multiplier(epsilon: float, delta: float, q: float, rounds: int) -> float:
-    """The least z, to `TOLERANCE`, with which these rounds cost at most (epsilon, delta).
+    """The smallest z, to `TOLERANCE`, with which these rounds cost at most (epsilon, delta).
 
-    Raises ValueError if they do without noise, because most clients are never drawn.
+    Raises ValueError if they cost no more without noise, because most clients are never drawn.
     """
     if (drawn := -math.expm1(rounds * math.log1p(-q)) if q < 1 else 1.0) <= delta:
         raise ValueError(

@@ -28,7 +28,7 @@ def sizes(decoded: Decoded, models: Iterable[str], base: Vector) -> dict[str, Nu
 
 
 def too_large(sizes: Mapping[str, Any], most: float) -> str:
-    """The vector that is longer than ``most``, in one line; empty: none is. most: 0: no limit."""
+    """The vector with a norm above ``most``, in one line; empty: none. most: 0: no limit."""
     if not most:
         return ""
     for name, size in sizes.items():

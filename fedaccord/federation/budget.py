@@ -14,7 +14,7 @@ NOISE_WARNING_RATIO = 20  # times the norm of the mean upload, above which to wa
 
 
 def accountant(privacy: Privacy, delta: float) -> Accountant:
-    """If clients add the noise, a client's upload may change by 2 S."""
+    """The accountant: if clients add the noise, an upload may change by 2 S."""
     return Accountant(privacy.multiplier / (2 if privacy.local else 1), privacy.share, delta)
 
 

@@ -59,7 +59,7 @@ def _unpacked(
 
 
 def privacy_of(facts: Mapping[str, Any]) -> Privacy | None:
-    """That of the plain values of a checkpoint; earlier versions wrote the fields as a list."""
+    """The privacy state in a checkpoint's values; earlier versions wrote its fields as a list."""
     packed = facts.get("privacy")
     if not packed:
         return None

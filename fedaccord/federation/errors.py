@@ -5,7 +5,7 @@ import re
 from fedaccord.compat.flower import raised_message
 
 LONGEST = 300  # characters of a text that a client sent
-READ = 10 * LONGEST  # those that are looked at: it may be a megabyte of control codes
+READ = 10 * LONGEST  # characters that are read: the text may be a megabyte of control codes
 
 
 class FederationError(RuntimeError):

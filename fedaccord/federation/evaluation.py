@@ -107,9 +107,9 @@ def evaluate_at_clients(session: Session, s: RoundState, timeout: float) -> Eval
     }
     asked = [outcome for outcome in outcomes.values() if outcome != EMPTY]
     has_diverged = all(isinstance(outcome, Diverged) for outcome in asked)
-    least = min(2, s.num_clients)  # one of many ends no run
+    least = min(2, s.num_clients)  # one of many does not end a run
     if has_diverged and len(asked) >= least and not requests[0].own_only:
-        means[f"{OUTPUT}loss"] = math.inf  # else an earlier evaluation would be the last one
+        means[f"{OUTPUT}loss"] = math.inf  # otherwise an earlier evaluation would be the last one
     for name in dict.fromkeys(name for row in good for name in row):
         if name.startswith((OUTPUT, PERSONAL)):
             having = [row for row in good if name in row]

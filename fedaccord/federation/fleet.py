@@ -72,8 +72,8 @@ class Fleet(Protocol):
     def wait_for(
         self, least: int, at_work: Collection[int], seconds: float
     ) -> tuple[Sequence[int], str]:
-        """As `available`, once ``least`` clients are connected or ``at_work``, and why they are not
-        after so many seconds, in one line; empty: they are."""
+        """As `available`, once ``least`` clients are connected or ``at_work``, and the reason if
+        they are not after so many seconds, in one line; empty: they are."""
 
     def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         """The replies to the requests, in order of arrival; timeout: seconds for all."""

@@ -121,7 +121,7 @@ class MessageFleet:
                 "server and clients"
             )
         self.roster.handshake = self._with_config(handshake(settings), 0)
-        if self._is_simulated and (problem := ray_cluster.unreachable()):  # Ray itself says nothing
+        if self._is_simulated and (problem := ray_cluster.unreachable()):  # Ray prints nothing
             log.warning("Ray: %s, and start the run again", problem)
         self.roster.wait_for_all(self.grid, seconds, self._polls.attempt, least)
         if self._is_simulated and self.num_clients == flower.DEFAULT_SUPERNODES:
@@ -222,10 +222,10 @@ class MessageFleet:
                 self._ended[i] = why
 
     def _due(self) -> dict[str, int]:
-        """The messages whose replies to ask for now, and their clients.
+        """The messages to poll for now, and their clients.
 
-        As in `Polls.due`, an offline node is left alone, if a client that is online is at work and
-        no idle one could take the place.
+        As in `Polls.due`, an offline node is not polled if an online client is at work and no idle
+        client could replace the offline one.
         """
         clients = {it.message_id: i for i, it in self._at_work.items() if it.message_id}
         online = {m: i for m, i in clients.items() if self._at_work[i].node in self.roster.online}
@@ -233,13 +233,13 @@ class MessageFleet:
         return online if online and not idle else clients
 
     def _why_lost(self, client: int, sent: _SentRequest, now: float) -> str:
-        """Why no reply is awaited any longer; empty: it is. A node replies in order: one that has
-        reconnected and then answered the handshake has lost the request before it."""
+        """Why a reply is no longer awaited; empty: it is awaited. A node replies in order: if it
+        reconnected and then answered the handshake, it has lost the earlier request."""
         node = self.roster.nodes.get(client)
         if node not in (None, sent.node):
             return REPLACED
         is_new = node is not None and self.roster.online[node] != sent.since
-        if is_new and not self._polls.fails:  # else its reply may not have been read
+        if is_new and not self._polls.fails:  # otherwise its reply may be unread
             return RECONNECTED
         return LATE if sent.message_id is None or now >= sent.deadline else ""
 
@@ -293,7 +293,7 @@ class MessageFleet:
         return with_config(content, self._configs[kind], self._config_key, number)
 
     def _message(self, client: int, content: RecordDict, kind: str, timeout: float) -> Message:
-        # a SuperNode would work off old messages, one after another, whose replies are too late; a
+        # a SuperNode would process old messages one after another, although it is too late; a
         # simulation handles each at once, and `_still_late` awaits the reply
         life = max(timeout, DEFAULT_TTL) if self._is_simulated else timeout + UNREAD_SECONDS
         return Message(content, self.roster.nodes[client], kind, ttl=life)

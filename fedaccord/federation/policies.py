@@ -29,7 +29,7 @@ class Collected(NamedTuple):
 
 
 class FullRound:
-    """A round has the replies of its whole cohort, or with a clock the first ones in time.
+    """A round has the replies of its whole cohort, or with a clock the earliest ones.
 
     cohorts: as of `Run`. timeout: seconds to wait for the replies. release: called on a state when
     the messages are made.
@@ -77,8 +77,8 @@ class FullRound:
         return sampling.scheduled(self.cohorts[s.t], connected)
 
     def _connected(self, s: RoundState) -> tuple[Sequence[int], str]:
-        """The connected clients, after a wait for as many as a round needs, and why these are not
-        there; empty: they are."""
+        """The connected clients, after a wait for as many as a round needs, and the reason if they
+        are fewer; empty: they are not."""
         method, least = self.method, self.method.needed_replies(s.num_clients)
         least = max(1, least, method.masking.least if method.masking else 0)
         at_work = [request.client for request in s.visits]
@@ -127,7 +127,7 @@ class Buffered(FullRound):
         ends = sorted((request.end, request.client) for request in s.visits)
         lost = {request.client: clock.lost(request) for request in s.visits if request.is_lost}
         arriving = [end for end in ends if end[1] not in lost]
-        # too few: the server waits for the others until they go away
+        # too few: the server waits for the others until they disconnect
         last = arriving[:wanted] if len(arriving) >= wanted else ends
         step = (last or [(s.clock, -1)])[-1]
         end_of = {i: end for end, i in ends if (end, i) <= step}

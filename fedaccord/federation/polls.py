@@ -68,11 +68,11 @@ class Polls:
         first: Mapping[int, str] | None,
         now: Mapping[int, str] | None,
     ) -> tuple[Sequence[str], bool]:
-        """The messages whose replies to ask for now, and whether this is the last time.
+        """The messages to poll for now, and whether this is the last time.
 
-        A SuperLink gives a message up if its reply is asked for while its node is offline. Asked
-        for later, it has the reply of a node that was away. That counts as long as a node that has
-        stayed online is awaited, but no longer: a node may also have restarted without the message.
+        A SuperLink gives up a message that is polled while its node is offline. Polled later, it
+        has the reply of the node that was away. This reply counts as long as a node that stayed
+        online is awaited, but no longer: the node may also have restarted without the message.
 
         awaited: message -> node; first, now: the connections when the messages were sent, and now.
         """

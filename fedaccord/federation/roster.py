@@ -134,8 +134,8 @@ class Roster:
         at_work: Collection[int] = (),
         since: float | None = None,
     ) -> str:
-        """As `wait_for`; least: 0: all clients, of which C is unknown before round 1; since: from
-        when the seconds count."""
+        """As `wait_for`; least: 0: all clients, whose number C is unknown before round 1; since:
+        the start of the seconds."""
         began = self._clock() if since is None else since
         notice = began + NOTICE / 4
         while True:

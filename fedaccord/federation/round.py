@@ -159,9 +159,9 @@ def _settle(
 
 
 def _spoilers(session: Session, s: RoundState, outcomes: Mapping[int, Outcome]) -> list[int]:
-    """The smallest set of clients without whose replies the step is valid, largest norms first.
+    """The smallest set of clients, largest norms first, without which the step is valid.
 
-    At most half of the replies; empty if that does not help.
+    At most half of the replies; empty if dropping these does not suffice.
     """
     method = session.method
     if method.has_noisy_sums or method.masking:  # clipped, or unknown individually

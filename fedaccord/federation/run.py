@@ -47,9 +47,9 @@ class Run:
 
     cohorts: the clients of each round; None: drawn. timeout: seconds for the replies of a round,
     instead of the method's ``round_timeout``. evaluate: metrics of the output model, the broadcast
-    one and those of nodes; evaluate_output: more of the output model alone.
-    on_round: called with every round, the first with number 0, before any training. book: what is
-    kept of the run; None: nothing. model: the roles of the model's tensors; None: from ``initial``,
+    one and those of nodes; evaluate_output: more metrics of only the output model.
+    on_round: called with every round, the first with number 0, before any training. book: the
+    records of the run; None: none. model: the roles of the model's tensors; None: from ``initial``,
     by `state_dict.layout_of`. clock: of a simulation, if the method has a ``device_profile``; None:
     real time.
     Raises ValueError, before any message is sent, if the arguments do not fit.
@@ -133,15 +133,15 @@ class Run:
         try:
             return self._play(state)
         finally:
-            self._on_round = None  # it may refer to this run: frees both at once, with the clients
+            self._on_round = None  # it may refer to this run: frees both at once, and the clients
 
     def _play(self, state: RoundState | None) -> Result:
         self.method.summary()
         s, result = self.begin(state), Result(arrays=self._initial)
-        if state is None:  # else its row is there
+        if state is None:  # otherwise its row is written already
             first = {"clock": s.clock} if self._clock else {}
             self._report(Round(s, self.method.topology.average(s.w), first, []), result)
-        elif s.t >= self._last:  # its rows are there, but not how it ended
+        elif s.t >= self._last:  # its rows are written, but not its end
             if s.failed >= self.method.max_failed_rounds:
                 raise FederationError(
                     f"the last {s.failed} of {s.t} rounds failed; fix the clients, or lower lr if "
@@ -255,7 +255,7 @@ class Run:
             bad = (row for row in last.clients if row["status"] != OK)
             dropped = next((f"; client {row['client']}: {row['status']}" for row in bad), "")
             advice = "; fix the clients, or lower lr if they diverged,"
-            if isinstance(last.failure, NotConnected):  # which has its own
+            if isinstance(last.failure, NotConnected):  # its text has advice already
                 advice = ""
             raise FederationError(
                 f"{failed} rounds in a row failed (see above), the last one: {last.failure}"

@@ -1,7 +1,7 @@
 """A round of secure sums: the four stages over any fleet, in process or by messages.
 
-Every reply whose upload is in the sum is read as the mean of the round's uploads: a method that
-reads means and sums alone takes the same step as from the uploads themselves.
+Every reply with an upload in the sum is read as the mean of the round's uploads: a method that
+reads only means and sums takes the same step as from the uploads themselves.
 """
 
 import time

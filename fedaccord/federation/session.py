@@ -22,7 +22,7 @@ from fedaccord.wire.tensor_array import to_record, to_tensor
 
 @dataclass
 class Book:
-    """The run's name among its clients, and what is kept of it: nothing, unless it is a `Logbook`.
+    """The run's name among its clients, and its records: none, unless it is a `Logbook`.
 
     federation, attempt: as in `TrainInstruction`. folder: for vectors that do not fit into memory;
     None: the system's temporary one.
@@ -206,8 +206,8 @@ def views(vector: Vector, layout: Mapping[str, torch.Size]) -> dict[str, Vector]
 
 
 def _are_equal(a: Any, b: Any) -> bool:
-    """Whether two messages of one method have the same vectors; on a GPU, which would be waited
-    for, the same objects."""
+    """Whether two messages of one method have equal vectors; on a GPU, where a comparison would
+    synchronise, the same objects."""
     ours, theirs = dict(leaves(a)), dict(leaves(b))
     return ours.keys() == theirs.keys() and all(
         v is theirs[name] or (v.is_cpu and torch.equal(v, theirs[name])) for name, v in ours.items()

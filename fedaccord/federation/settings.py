@@ -75,8 +75,8 @@ class Settings:
     )
     over_selection: float = option(
         0.0,
-        "additional clients of a round, as a share of its cohort; as many first replies count as "
-        "the cohort has clients",
+        "additional clients of a round, as a share of its cohort; the first replies count, as "
+        "many as the cohort has clients",
         low=0,
         high=10,
         only={"device_profile": [LOGNORMAL, PROFILES], "schedule": [SYNCHRONOUS]},
@@ -112,21 +112,21 @@ class Settings:
     max_update_norm: float = option(
         0.0,
         "largest L2 norm of a round's model update; above it the replies that cause it, at most "
-        "half of them, are dropped, else the round fails; 0: off",
+        "half of them, are dropped, or else the round fails; 0: off",
         low=0,
         affects="rounds",
     )
     max_client_norm: float = option(
         0.0,
-        "largest L2 norm of a client's update and of each other vector that it uploads, as a "
-        "control variate or a dual; above it the reply is dropped; 0: off",
+        "largest L2 norm of a client's update and of each other vector that it uploads, such as "
+        "a control variate or a dual; above it the reply is dropped; 0: off",
         low=0,
         affects="rounds",
     )
     max_examples: int = option(
         10**7,
-        "samples that a client may report, else its reply is dropped: with weighting=examples "
-        "they are its weight",
+        "most samples that a client may report; above it the reply is dropped: with "
+        "weighting=examples they are its weight",
         low=1,
         affects="rounds",
     )
@@ -141,7 +141,7 @@ class Settings:
     clip_norm: float = option(10.0, "bound on the norm of the data gradient; 0: off", low=0)
     optimizer: str = option(
         "sgd",
-        "optimizer of the local steps; its options are in its table",
+        "optimizer of the local steps; its options are keys such as adamw.beta1",
         choices=[*OPTIMIZERS],
         also=FUNCTIONS,
     )
@@ -175,13 +175,13 @@ class Settings:
     )
     local_parameters: str = option(
         "",
-        "patterns of names, separated by commas, of parameters that stay at each client, as head.* "
-        "or *norm*",
+        "patterns of names, separated by commas, of parameters that stay at each client, e.g. "
+        "head.* or *norm*",
     )
     frozen_parameters: str = option(
         "",
         "patterns of names, separated by commas, of parameters that keep their values and are "
-        "never sent, as encoder.* or *lora_A*",
+        "never sent, e.g. encoder.* or *lora_A*",
     )
 
     def __post_init__(self) -> None:
@@ -221,7 +221,7 @@ class Settings:
 
     @property
     def optimizer_name(self) -> str:
-        """Of the local steps; a method with an optimiser of its own also declares it in
+        """The optimiser of the local steps; a method with its own also declares it in
         `replaces`."""
         return self.optimizer
 

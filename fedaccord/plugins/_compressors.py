@@ -171,7 +171,7 @@ class Levels:
 
     @property
     def steps(self) -> int:
-        """From zero to the largest magnitude."""
+        """The number of levels from zero to the largest magnitude."""
         return (1 << (self.bits - 1)) - 1
 
     def layout(self, d: int, dtype: torch.dtype) -> Sequence[Part]:

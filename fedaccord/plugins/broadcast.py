@@ -16,7 +16,7 @@ When to use: if downloads are slow. The server keeps the exact w^t, so rounding 
 accumulate; clients start from a point near w^t, as with noise, and methods stay near the optimum
 instead of at it. bf16 halves the download, int8 leaves a quarter.
 
-Where we differ: no paper. Vectors that a client adds to its memory are sent exactly (the steps
+Where we differ: there is no paper. Vectors that clients add to memory are sent exactly (the steps
 that a client of A-FedPD missed, SCAFFOLD's c if uploads are one vector): mean(c_i) = c and
 mean(lam_i) = lam_bar hold as without rounding. Clients whose memory begins at w^0 receive it
 exactly, beside the rounded broadcast.

@@ -18,7 +18,7 @@ trusted:
     client  sends u_i + N(0, (z S)^2), each field with noise of its own
     server  the method's bare step
 
-Two uploads differ by 2 S at most, so a round costs as much as noise of the multiplier z / 2 without
+Two uploads differ by at most 2 S, so a round costs as much as noise of the multiplier z / 2 without
 sampling, because the server sees who takes part. Memories are computed from the noised upload.
 
 When to use: if the model is published and must not reveal whether a client took part. Noise of
@@ -184,7 +184,7 @@ class DP(PlugIn):
         z = privacy.multiplier if privacy.local else self.noise_multiplier
         return replace(self, clip=privacy.clip, noise_multiplier=z)
 
-    # what travels
+    # the messages
 
     def encode(self, up: Any, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
         up = self._clipped(up, down)

@@ -17,8 +17,8 @@ graph, with W made doubly stochastic again.
 
 When to use: if no server may average, or to see what a method loses without one. One gossip step
 multiplies the distance to consensus by at most 1 - gap; more steps cost more traffic. A dense graph
-(exponential, random with ten peers) helps more than many steps on a ring. A server's memory becomes
-memory of every node, and is sent with the model.
+(exponential, random with ten peers) helps more than many steps on a ring. The server's memory
+becomes part of every node's memory, and is sent with the model.
 
 Where we differ: released code for decentralised learning often draws neighbours with uniform
 weights, which is not doubly stochastic and shifts the mean; here every matrix is doubly stochastic.

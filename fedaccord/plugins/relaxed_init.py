@@ -15,7 +15,7 @@ start for methods with a dual step, whose anchor is there, and for methods whose
 the true displacement w_{i,0} - w_{i,K}.
 
 When to use: to improve a method on skewed data without further gradients. A client keeps one more
-vector and receives w^0 once, with its first training message. It makes no biased method exact.
+vector and receives w^0 once, with its first training message. A biased method stays biased.
 
 Clients should return: the older l_i, the longer the jump. If a round draws a share p of the clients
 and the server averages their models, then in directions without curvature, where the local steps
@@ -29,12 +29,12 @@ CIFAR-10 0.05 is best (39.7%; FedAvg 32.1%) and FedInit's default, 0.1, collapse
 20% 0.2 is best and 0.3 collapses (docs/results/claims.md). The paper's theorem needs beta below
 0.102, at any share. A server rate s makes the bound p / (s - p), a server momentum multiplies s.
 
-Where a method has duals, as FedDyn, they sum up the jumps if the anchor stays at w^t, and in such
-directions grow at any beta; with center = start, as in the authors' simulator, the bound is that
-above. A-FedPD and FedLESAM-D cannot move their anchor: leave relaxed initialisation out there, but
-for full participation.
+If a method has duals, as FedDyn has, they sum up the jumps if the anchor stays at w^t, and grow in
+such directions at any beta; with center = start, as in the authors' simulator, the bound above
+holds. A-FedPD and FedLESAM-D cannot move their anchor: use relaxed initialisation with them only at
+full participation.
 
-Where we differ: not from the paper. The authors' simulator moves the anchor too (center = start).
+Where we differ: we follow the paper. The authors' simulator moves the anchor too (center = start).
 Its server step is fedinit.server = updates.
 """
 

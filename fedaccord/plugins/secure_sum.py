@@ -11,7 +11,7 @@ SecAgg+: Bell, Bonawitz, Gascon, Lepoint, Raykova: Secure Single-Server Aggregat
 A client's memory (c_i, lam_i) is computed from its own h q_i - R: sums over the clients' memories
 still equal the server's memory.
 
-When to use: if the server may know the sum of a round's uploads, but no single one.
+When to use: if the server may know the sum of a round's uploads, but no single upload.
 [What the server sees, and what is not covered](../secure-sums.md).
 
 With dp a client scales its upload of n numbers, before the rounding, to a norm of at most
@@ -131,7 +131,7 @@ class SecureSum(PlugIn):
         """h, the rounding step."""
         return 2 * self.range / float(2**self.bits - 1)
 
-    # what travels
+    # the messages
 
     def encode(self, up: Any, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
         config, models = result.config, self.models.split(",")

@@ -47,7 +47,7 @@ def main(path: str, program: str, *arguments: str) -> int:
     for number in PASSED_ON:
         signal.signal(number, lambda number, _: pass_on(parent, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
-    code = int(parent.recv(8) or 1)  # nothing: the warm process died, not its child
+    code = int(parent.recv(8) or 1)  # no status: the warm process died, not its child
     if code < 0:  # a signal ended the child
         if -code in PASSED_ON:
             signal.signal(-code, signal.SIG_DFL)

@@ -31,7 +31,7 @@ class Interrupts:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """A block whose KeyboardInterrupt has its signal, which Ray drops."""
+        """A block that restores the signal of a KeyboardInterrupt, which Ray drops."""
         try:
             yield
         except KeyboardInterrupt as error:

@@ -48,7 +48,7 @@ class Threads(NamedTuple):
 
 
 def check(wanted: int, key: str = "threads", advice: str = "0 uses a fitting number") -> None:
-    """Raises ValueError, which names the ``key``, if it is more than this machine has cores."""
+    """Raises ValueError, which names the ``key``, for more threads than this machine has cores."""
     cores = os.cpu_count() or 1
     if wanted > cores:
         raise ValueError(
@@ -76,7 +76,7 @@ def choose(wanted: int, multiplications: Callable[[], int]) -> Threads:
     """``wanted`` threads, or for 0 one for each `MULTIPLICATIONS_PER_THREAD` of a batch, up to the
     cores.
 
-    multiplications: counts those of a batch, as in `task/multiplications.py`; called for 0 alone.
+    multiplications: counts those of a batch, as in `task/multiplications.py`; called only for 0.
     Raises ValueError as `check`.
     """
     import torch

@@ -166,7 +166,7 @@ def _become(
 ) -> None:
     """The child: run the command as if the caller had started it.
 
-    others: open files of the warm process alone.
+    others: open files that belong to the warm process only.
     """
     for number, file in enumerate(files):
         os.dup2(file, number)

@@ -27,8 +27,8 @@ class Best:
     def __init__(self, config: RunConfig, metrics: str = "") -> None:
         """metrics: the names of those that are measured beside the loss; empty: not known.
 
-        Raises ValueError, in one line, for a name that is no metric of a model, and for one that is
-        not measured with these settings.
+        Raises ValueError, in one line, for a name that is not a metric of a model, and for one that
+        is not measured with these settings.
         """
         metric = self.metric = config.keep_best
         choices = [
@@ -93,24 +93,24 @@ class Best:
         return self._vector[:d], buffers
 
     def facts(self) -> dict[str, Any]:
-        """What the summary and a checkpoint say of it, in JSON's types; empty: no model yet."""
+        """Its entry in the summary and a checkpoint, in JSON's types; empty: no model yet."""
         if not self.number:
             return {}
         return {"file": BEST, "metric": self.metric, "round": self.number, "value": self.value}
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of it."""
+        """Its tensors in a checkpoint."""
         return {} if self._vector is None else {f"best.{self.number}": self._vector}
 
     def restore(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """As a checkpoint has it, if that is of the same metric."""
+        """Restore it from a checkpoint with the same metric."""
         if facts.get("metric") == self.metric:
             self.number, self.value = facts["round"], facts["value"]
             self._vector = tensors[f"best.{self.number}"].clone()
 
 
 def _needs(config: RunConfig, metric: str, metrics: str) -> str:
-    """What a run has to have for a metric that it does not measure; empty: it measures it."""
+    """The settings that a run lacks to measure a metric; empty: it measures it."""
     method, (at, _, name) = config.strategy, metric.partition("-")
     graph, evaluation = method.topology, method.evaluation
     held_out = "validation" if config.task.validation else "test"

@@ -161,7 +161,7 @@ class Checkpoints:
         for number in self.numbers():
             try:
                 named |= set(self._content(number)["files"])
-            except (ValueError, KeyError, TypeError):  # damaged: it names nothing
+            except (ValueError, KeyError, TypeError):  # a damaged one names no files
                 continue
         for folder, pattern in FILES.items():
             for path in _own(self.folder / folder, pattern):

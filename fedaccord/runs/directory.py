@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
 MODEL = "model.safetensors"
-FILES = {  # of a run directory, by it, `best`, `logbook` and `lock`; without them it is unusable
+FILES = {  # of a run directory, written here and by `best`, `logbook` and `lock`; it needs them
     "config.toml",
     "metrics.csv",
     "clients.csv",
@@ -225,7 +225,7 @@ class RunDirectory:
 
 
 def _is_gone(key: str, rounds: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the last evaluation was without this metric, as after a resume with others."""
+    """Whether the last evaluation lacks this metric, as after a resume with other metrics."""
     loss = f"{key.partition('-')[0]}-loss"
     last: Mapping[str, Any] = next((r for r in reversed(rounds) if key in r or loss in r), {})
     return loss != "train-loss" and loss in last and key not in last
@@ -315,7 +315,7 @@ class _Table:
             is_marked = mark is not None and zlib.crc32(first) == mark["crc32"]
             every = self._rows(first if is_marked else content)
             rows = [row for row in every if int(row["round"]) <= number]
-            if is_marked and len(rows) == len(every):  # else the disk was full within a round
+            if is_marked and len(rows) == len(every):  # otherwise the disk was full within a round
                 return first
             rows = [{name: row[name] for name in self.columns} for row in rows]
             prefix = self._text(rows, header=True).encode()

@@ -49,8 +49,8 @@ class Logbook(Book):
         in_process: bool = True,
         metrics: str = "",
     ) -> None:
-        """That of a new run, or of one that resumes; at: after so many rounds, not at its last
-        checkpoint. Raises ValueError, in one line, if it cannot.
+        """The logbook of a new or a resumed run; at: the round of the checkpoint to resume from;
+        None: the last one. Raises ValueError, in one line, if the run cannot resume.
 
         used: see `RunDirectory`. data: checksums of the samples, as `Task.fingerprint`. in_process:
         the clients are in this process or its workers. metrics: as of `Best`.
@@ -117,8 +117,8 @@ class Logbook(Book):
         self._session = None
 
     def restore(self, session: Session) -> RoundState | None:
-        """The state from which the run of ``session`` resumes, after the clients were given theirs;
-        None: it is a new run."""
+        """The state from which the run of ``session`` resumes, after the clients' states were
+        restored; None: it is a new run."""
         self._session = session
         if self._begun is None:
             return None
@@ -141,7 +141,7 @@ class Logbook(Book):
         return state
 
     def durable(self, client: int) -> int:
-        """Its last accepted round in the last checkpoint, if that does not hold its state."""
+        """The client's last accepted round in the last checkpoint, if that lacks its state."""
         return -1 if self._durable is None else self._durable[client]
 
     def _set_durable(self, s: RoundState) -> None:
@@ -149,13 +149,13 @@ class Logbook(Book):
             self._durable = s.accepted.tolist()
 
     def spend(self, releases: int) -> None:
-        """A deployment's noise is new after each crash: what was released counts."""
+        """Store the releases: a deployment draws new noise after a crash, so they count."""
         if self._session and self._session.is_deployed:
             content = json.dumps({"releases": releases}).encode()
             replace(self.directory.path / SPENT, content, durable=True)
 
     def partition_ids(self) -> PartitionIds:
-        """Those that the server gave to nodes without one: nodes.json keeps them with the run."""
+        """The ids that the server assigned to nodes; nodes.json stores them with the run."""
         file = self.directory.path / "nodes.json"
 
         def keep(of: Mapping[int, int]) -> None:
@@ -226,12 +226,12 @@ def check_resumed(
 def with_earlier_code(
     now: Mapping[str, Any], facts: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """``now`` with the hashes of code that a run had before, as 1a2b3c4d+5e6f7a8b, and a warning if
-    it is other code, which may compute the same. Raises ValueError, in one line, if data or files
+    """``now`` with the earlier hashes of a run's code, as 1a2b3c4d+5e6f7a8b, and a warning if the
+    code has changed, which may compute the same. Raises ValueError, in one line, if data or files
     are not those that the run began with.
 
     now: as `named_contents.of_run`. facts: of the run's checkpoint; earlier versions wrote fewer.
-    settings: of `now`; where they name something else, as metrics may, there is nothing to compare.
+    settings: of `now`; a setting that has changed, as metrics may, is not compared.
     """
     digests, files = dict(now), {key for key, field in keys().items() if field.metadata["path"]}
     for what, before in facts.get("data", {}).items():
@@ -323,8 +323,8 @@ def _next_attempt(path: Path) -> int:
 
     Clients refuse messages of a smaller number than the largest they have seen, so each start needs
     a larger one than every start before it, of this directory and of copies of it. The clock (ns)
-    orders starts of copies and backups, which do not know of each other; the stored number orders
-    those of one directory, also after the clock was set back.
+    orders starts of copies and backups, which cannot see each other; the stored number orders
+    those of one directory, even after the clock was set back.
     Raises ValueError, in one line, if the stored number is damaged.
     """
     file = path / ATTEMPT
@@ -345,8 +345,8 @@ def _releases(path: Path, least: int) -> int:
 
 
 def _stored(file: Path, read: Callable[[Any], T], default: T, expected: str, advice: str = "") -> T:
-    """What ``read`` takes from a JSON file; ``default`` without a file. Raises ValueError, in one
-    line with the advice, if it is damaged."""
+    """The result of ``read`` for a JSON file; ``default`` without a file. Raises ValueError, in
+    one line with the advice, if it is damaged."""
     try:
         return read(read_json(file)) if file.exists() else default
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -385,7 +385,7 @@ def vectorize_of(facts: Mapping[str, Any]) -> str:
 
 
 def restore(session: Session, checkpoint: Checkpoint) -> RoundState:
-    """The state of a checkpoint, after the clients were given theirs."""
+    """The state of a checkpoint, after the clients' states were restored."""
     state = unpack(session.method, checkpoint.server, checkpoint.facts)
     like = state_like(session.half, tuple(map(tuple, checkpoint.facts["shapes"])))
     session.fleet.restore(

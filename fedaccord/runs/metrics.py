@@ -105,8 +105,8 @@ def own(columns: Iterable[str]) -> list[str]:
 
 
 def column_of(name: str) -> Column:
-    """The column of `METRIC`; else that of a metric of the user's own, which is drawn and printed,
-    and ranks nothing."""
+    """The column of `METRIC`, or of a metric of the user's own, which is drawn and printed but not
+    used to rank."""
     own = Column(name, "", "of the metric", "", title=name.replace("-", " "), kind=EVALUATED)
     return METRIC.get(name, own)
 

@@ -1,4 +1,4 @@
-"""Hashes of what settings only name: of files, and of the code of functions and methods."""
+"""Hashes of the contents that settings name: files, and the code of functions and methods."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ OF_DATA = ("dataset", "tokenizer")  # keys of functions that make the samples
 def of_run(config: RunConfig, data: Mapping[str, Any]) -> dict[str, Any]:
     """``data``, as `Task.fingerprint`, and by key eight hexadecimal digits for each setting that
     affects the numbers and names a file or code that can be imported here. Functions that make
-    samples are left out if ``data`` has these."""
+    samples are left out if ``data`` has the samples' checksum."""
     values, free = in_use(config), affecting(*FREE)
     digests = {key: contents(Path(values[key])) for key in paths(values) if key not in free}
     for key, each in functions(config).items():
         if key in OF_DATA and SAMPLES in data:
             continue
-        with suppress(ValueError):  # devices alone have it
+        with suppress(ValueError):  # only devices have it
             digests[key] = of_code(key, each)
     return {**data, **{key: digest[:8] for key, digest in digests.items() if digest}}
 
@@ -42,7 +42,7 @@ def functions(config: RunConfig) -> dict[str, list[str]]:
 
 
 def of_code(key: str, paths: Sequence[str]) -> str:
-    """Of functions, see `named.code`; empty if one has none. Raises ValueError, in one line, if one
-    cannot be imported."""
+    """A hash of functions, see `named.code`; empty if one has none. Raises ValueError, in one line,
+    if one cannot be imported."""
     digests = dict.fromkeys(named.code(key, path) for path in paths)
     return hashlib.sha256(" ".join(digests).encode()).hexdigest() if all(digests) else ""

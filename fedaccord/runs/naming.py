@@ -80,8 +80,7 @@ def taken(path: Path) -> ValueError:
 
 
 class UnwritableError(OSError, ValueError):
-    """A folder for a run that the system does not let one write: a setting is wrong, or a disk is
-    full."""
+    """A run's folder that cannot be written, because a setting is wrong or the disk is full."""
 
 
 def unwritable(path: Path, error: OSError) -> ValueError:

@@ -34,7 +34,7 @@ class StoredRun(NamedTuple):
 
     @property
     def contents(self) -> dict[str, str]:
-        """By key, hashes of what its settings only name: data, files, code; empty if unknown."""
+        """Hashes, by key, of the data, files and code that settings name; empty if unknown."""
         return {k.removeprefix(CONTENTS): v for k, v in self.used.items() if k.startswith(CONTENTS)}
 
 
@@ -63,7 +63,7 @@ def read_all(paths: Iterable[Path]) -> tuple[list[StoredRun], list[str]]:
 
 
 def read(path: Path) -> StoredRun:
-    """Raises ValueError, in one line, if that is no run directory or a damaged one."""
+    """Raises ValueError, in one line, if it is not a run directory, or damaged."""
     if not is_run(path):
         is_closed = path.is_dir() and not os.access(path, os.R_OK | os.X_OK)
         found = "a folder without permission to read it" if is_closed else "none"
@@ -103,7 +103,7 @@ def read(path: Path) -> StoredRun:
 
 
 def _scalars(table: Mapping[str, Any]) -> dict[str, Any]:
-    """By dotted key. Raises ValueError if a value is no text, number or truth value."""
+    """Values by dotted key. Raises ValueError if one is not a text, number or truth value."""
     flat = flatten(table)
     for key, value in flat.items():
         if value is not None and not isinstance(value, (str, int, float)):
@@ -146,7 +146,7 @@ def _below(path: Path, depth: int) -> Iterator[Path]:
     elif depth > 0 and path.is_dir():
         try:
             inside = [*path.iterdir()]
-        except PermissionError:  # it may be a run: `read` says why not
+        except PermissionError:  # it may be a run: `read` raises the reason if it is not
             yield path
             return
         for folder in inside:

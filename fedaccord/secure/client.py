@@ -115,9 +115,9 @@ def open_shares(payload: Payload, memory: Payload) -> dict[str, Any]:
     """The client's memory after it received its neighbours' shares, before training; "senders":
     those neighbours whose shares it could read.
 
-    The others are as absent as those whose shares the server did not pass on, and as many must
-    remain: a server that spoils shares learns no more than one that keeps them back.
-    Raises ValueError, in one line, if there are too few.
+    The other neighbours count as absent, as if the server had not passed on their shares, and the
+    same number must remain: a server that corrupts shares learns no more than one that withholds
+    them. Raises ValueError, in one line, if too few remain.
     """
     check_order(payload, memory, MASKED)
     own, senders, word = memory["client"], [*payload["senders"]], payload["word"]

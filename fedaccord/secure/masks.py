@@ -32,7 +32,7 @@ def expand(seed: bytes, size: int, word: int) -> Any:
 
 
 def digest(seed: bytes) -> bytes:
-    """By which the server recognises a seed; of 32 random bytes it reveals nothing."""
+    """A digest by which the server recognises a seed; it reveals nothing of 32 random bytes."""
     return hashlib.sha256(seed).digest()
 
 
@@ -56,7 +56,7 @@ def public_key(private: bytes) -> bytes:
 
 
 def check_public(key: Any) -> None:
-    """Raise ValueError if this is no public key."""
+    """Raise ValueError if this is not a public key."""
     if not isinstance(key, bytes):
         raise ValueError(f"expected a public key, got a {type(key).__name__}")
     ec.EllipticCurvePublicKey.from_encoded_point(CURVE, key)

@@ -56,7 +56,7 @@ class SecureRound:
         return 32 if self.bits + math.ceil(math.log2(max(2, len(self.clients)))) <= 32 else 64
 
     def threshold(self, i: int) -> int:
-        """How many holders of a client's shares, itself included, must remain."""
+        """The number of holders of a client's shares, including itself, that must remain."""
         holders = len(self.graph[i]) + 1
         return max(holders // 2 + 1, math.ceil(self.share * holders - 1e-9))
 
@@ -107,8 +107,8 @@ class SecureRound:
         }
 
     def has_enough(self, i: int, opened: Sequence[int]) -> bool:
-        """Whether client i could read so many neighbours' shares that it may upload: it is dropped
-        otherwise, not the neighbours whose shares it says it could not read."""
+        """Whether client i could read enough neighbours' shares to upload. If not, the client is
+        dropped, not the neighbours with shares that it reports as unreadable."""
         return len({*opened} & {*self.senders[i]}) + 1 >= self.threshold(i)
 
     def unmask(self, opened: Mapping[int, Sequence[int]]) -> dict[int, Payload]:

@@ -80,7 +80,7 @@ class DiskStore(Store):
         self._days = days
 
     def load(self, client: int) -> Memory | None:
-        """None before the first visit, and if the index is damaged, with a warning."""
+        """The memory; None before the first visit, and, with a warning, for a damaged index."""
         folder = self.folder / str(client)
         path = folder / INDEX
         try:
@@ -146,7 +146,7 @@ def _remove_old(federation: Path, days: float) -> None:
 
 
 def _indices(folder: Path) -> list[Path]:
-    """The indices of a federation's folder; none if it has anything that a store did not write."""
+    """The index files of a federation's folder; empty if it has files not written by a store."""
     if folder.is_symlink() or not folder.is_dir():
         return []
     clients = [*folder.iterdir()]

@@ -15,8 +15,8 @@ BESIDE = re.compile(r"\..+\.(?:csv|json|safetensors|toml)\.[0-9]+")  # unfinishe
 def replace(path: Path, content: bytes, *, durable: bool = False) -> None:
     """Write a file atomically: readers see its whole old or its whole new content.
 
-    durable: after a power failure the new one, if the file system can promise that. A link stays
-    one; what is no file, as /dev/stdout, is written to. Raises OSError, which names the file.
+    durable: after a power failure the new content, if the file system can promise that. A link
+    stays a link; /dev/stdout and the like are written to. Raises OSError, which names the file.
     """
     if is_special(path):  # unresolved: a pipe at /dev/stdout has no path
         path.write_bytes(content)
@@ -52,7 +52,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def contents(path: Path) -> str:
-    """A hash of a file's content, which does not depend on its path. If it is no file: the path."""
+    """A hash of a file's content, independent of its path. If it is not a file: the path."""
     if path.is_file():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -60,8 +60,8 @@ def contents(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file. Raises OSError, and ValueError if it is no regular file or no
-    JSON."""
+    """The content of a JSON file. Raises OSError, and ValueError if it is not a regular file or
+    not JSON."""
     try:
         return json.loads(regular(path).read_text(encoding="utf-8"))
     except RecursionError:
@@ -71,7 +71,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file. Raises OSError, and ValueError if it is no regular file."""
+    """The content of a file. Raises OSError, and ValueError if it is not a regular file."""
     return regular(path).read_bytes()
 
 
@@ -83,7 +83,7 @@ def regular(path: Path) -> Path:
 
 
 def is_special(path: Path) -> bool:
-    """Whether it is a folder, a pipe or a device, as /dev/stdout."""
+    """Whether it is a folder, a pipe or a device, such as /dev/stdout."""
     return path.exists() and not path.is_file()
 
 

@@ -19,7 +19,7 @@ from fedaccord.storage.store import Memory, MissingStateError, Store, Version, v
 log = logging.getLogger("flwr")
 
 OWN_PAGES_BYTES = 2**20  # bytes of a state from which it has pages of its own
-# private to this process: shareable pages take twice the time on some systems
+# private to this process: shareable pages take twice as long on some systems
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 SHARD = 2**26  # bytes of a file, unless a slot is larger
 SLOTS = 1024  # of a file at most: each is a tensor in memory
@@ -62,7 +62,7 @@ class InProcessStore(Store):
             return None
 
     def last_state(self, client: int, round: int) -> Any:
-        """As `state`, if no visit follows."""
+        """As `state`, if no other visit follows."""
         return self.state(client, round)
 
     def states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:

@@ -19,7 +19,7 @@ from fedaccord.core.request import TrainInstruction
 from fedaccord.core.vectors import leaves
 from fedaccord.wire import records
 
-EARLIER_START = "earlier start of the run"  # in what a client replies to a replaced server
+EARLIER_START = "earlier start of the run"  # in a client's reply to a replaced server
 STATE, STATE_INFO = "fedaccord-state", "fedaccord-state-info"
 BEFORE, DURABLE = "fedaccord-state-before", "fedaccord-state-durable"
 
@@ -104,7 +104,7 @@ class Store(ABC):
 
     @abstractmethod
     def load(self, client: int) -> Memory | None:
-        """None before the client's first visit."""
+        """The client's memory; None before its first visit."""
 
     @abstractmethod
     def save(self, client: int, memory: Memory) -> None:

@@ -15,19 +15,19 @@ lam_bar after its last round. The server stores one lam_bar per distinct round i
 was last seen, not one vector per client; the run moves the oldest ones to files.
 
 When to use: for primal-dual training when a part of the clients trains in a round. It is exact at
-any participation, and absent clients' duals do not age. It costs a second vector down after an
-absence, a vector on each client, and on the server a vector for each of those last-seen rounds, on
-disk if there are many. On convex problems with exact gradients it is no faster than FedDyn. The
-gain is claimed for networks and noisy gradients: on Fashion-MNIST with 10 of 100 clients a round it
-is 0.8 to 2.2 points above FedDyn at Dirichlet 0.1 if both are tuned, 1.9 to 3.6 with the defaults
-of both, and within half a point of it at 0.6. That compares w_bar with the model that FedDyn sends;
-between the models that both send there is no gain there. The model sent, 2 w_bar^t - w_bar^{t-1},
-amplifies the noise of a small cohort: with 2 of 100 the default is 20 points below FedDyn's there,
-a tuned rho of 1 is 1.5 below.
+any participation, and absent clients' duals do not become stale. It costs a second vector down
+after an absence, a vector on each client, and on the server a vector for each of those last-seen
+rounds, on disk if there are many. On convex problems with exact gradients it is no faster than
+FedDyn. The gain is claimed for networks and noisy gradients: on Fashion-MNIST with 10 of 100
+clients a round it is 0.8 to 2.2 points above FedDyn at Dirichlet 0.1 if both are tuned, 1.9 to 3.6
+with the defaults of both, and within half a point of it at 0.6. That compares w_bar with the model
+that FedDyn sends; between the models that both send there is no gain there. The sent model,
+2 w_bar^t - w_bar^{t-1}, amplifies the noise of a small cohort: with 2 of 100 the default is 20
+points below FedDyn's there, a tuned rho of 1 is 1.5 below.
 
 With noise on sums (dp) w_bar - w^t is sum_i u_i / (q C), whatever number P of clients took part.
-Every client then takes (1 - q) of the virtual step, an active one beside its own: the only share
-with which lam_bar is the mean of the lam_i at any P.
+Every client then takes (1 - q) of the virtual step, an active one in addition to its own step. Only
+with this share is lam_bar the mean of the lam_i at any P.
 
 Where we differ: the same iterates, stored elsewhere, as derived above. rho is constant, although
 the poster prints rho_t; its value, and lr, decay and weight decay, are those of FedSpeed in the

@@ -7,8 +7,8 @@ Algorithm 1.
     server  D = w^t - w_bar;   m <- mu m + D
             w^{t+1} = w^t - server_lr (D + mu m)                      Nesterov's momentum
 
-When to use: to train or fine-tune transformers, with hundreds of AdamW's steps of a client between
-two rounds. Traffic is FedAvg's; the server keeps one vector more. Choose lr as for AdamW,
+When to use: to train or fine-tune transformers, with hundreds of AdamW steps per client between
+two rounds. Traffic is FedAvg's; the server keeps one more vector. Choose lr as for AdamW,
 1e-4 to 1e-3. With diloco.inner=sgd, mu 0 and server-lr 1 it is FedAvg.
 
 Where we differ: clients reset AdamW's moments every round; the paper's workers keep theirs, as with

@@ -16,7 +16,7 @@ take the neighbours' average. The gradient for regrowth is dense, at w_i, on the
 step.
 
 When to use: if every node needs a model for its own data, and bandwidth or memory is scarce. Look
-at personal-accuracy, which the paper reports; the mean of the nodes is no model of any node.
+at personal-accuracy, which the paper reports; the mean of the nodes is not any node's model.
 
 Where we differ: graphs are those of gossip.py; the released code draws ten in-neighbours. That code
 regrows at random; regrow=gradient is the paper's.

@@ -10,7 +10,7 @@ One local step a round, whatever local-epochs says. atc is DFedAvg with one loca
 When to use: if communication is cheap compared with a gradient, as between machines of one network.
 One step between two mixings allows no client drift, and needs the most rounds.
 
-Where we differ: not from the paper with lian. Comparisons in later papers use atc, or let dpsgd
+Where we differ: lian follows the paper. Comparisons in later papers use atc, or let dpsgd
 train whole epochs, which is dfedavg. Under relaxed initialisation, which the paper does not have,
 the gradient is at the relaxed start and lian still mixes x_j: the relaxation, like the gradient,
 reaches the neighbours a round later.

@@ -21,7 +21,7 @@ tau 0.001, are the paper's for CIFAR-10. With server_lr 0.1 all three methods di
 of 100 clients: ten steps of rate 0.1 give a LeNet a D below 1e-3 per coordinate, which is then
 multiplied by up to 100.
 
-Where we differ: not from the paper. Other code starts v at 0 (v0=0), the simulator of FedInit's
+Where we differ: we follow the paper. Other code starts v at 0 (v0=0), the simulator of FedInit's
 authors also with tau=0.01.
 """
 

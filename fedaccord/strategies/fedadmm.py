@@ -14,7 +14,7 @@ a fixed point of it.
 
 When to use: for the exact optimum at FedAvg's traffic, with clients that return. A client keeps
 two vectors, the server only the model. At low participation w depends on old uploads of absent
-clients, so it moves slowly: rather cross-silo than cross-device.
+clients, so it moves slowly: it suits cross-silo rather than cross-device federations.
 
 Where we differ: the regulariser g of the paper is zero here. Another FedADMM (arXiv:2204.03529) has
 a server rate instead of 1/C; its released code measures from w^t and so depends on the initial

@@ -20,7 +20,7 @@ delta, mixed like the models; an absent node keeps its delta. decay = outside
 adds weight decay wd after the mixture, as the simulator of FedInit's authors does: delta contains
 it, so it is amplified to wd / alpha. decay = inside is alpha (g + wd w). Under relaxed
 initialisation delta uses the true displacement, and the plug-in also sends w_{i,0}. With another
-optimiser than SGD a displacement is no mean of directions: clients send d_bar, the mean of
+optimiser than SGD a displacement is not a mean of directions: clients send d_bar, the mean of
 alpha g_i(w) + (1 - alpha) delta over their steps, and delta is its mean.
 """
 
@@ -74,7 +74,7 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class FedCMMeanClient(FedCMClient):
-    """With another optimiser than SGD, whose displacement is no mean of directions."""
+    """With another optimiser than SGD, whose displacement is not a mean of directions."""
 
     sends = Up
     reads_mean_direction = True

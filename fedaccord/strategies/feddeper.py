@@ -34,8 +34,8 @@ stays on the client, which should return. Traffic is FedAvg's at twice the gradi
 global fixed point is biased.
 
 Where we differ: the paper does not say whether y and v use the same batch; here they do. Weight
-decay acts on y and v alike, and the two gradients are clipped apart. The paper's rho and lam are
-not known to us: the defaults are our own.
+decay acts on y and v alike, and the two gradients are clipped separately. The paper's rho and lam
+are not known to us: the defaults are our own.
 """  # noqa: E501 - the paper's title
 
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ depends on the problem: in FedInit's experiments 0.1 on CIFAR-10, 0.01 or 0.001 
 Where we differ: K steps of SGD replace the exact solution of the local problem. Weight decay and
 the clip affect neither lam_i nor the prox term; the simulator of FedInit's authors adds alpha to
 weight decay, so its clip depends on the norm of w. Clients count equally (no weighting=examples),
-because P/C is their share only then.
+because only then is P/C their share.
 """
 
 from collections.abc import Collection

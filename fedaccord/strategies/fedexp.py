@@ -12,9 +12,9 @@ When to use: for longer server steps without a rate to tune. The less the client
 the larger the step along their mean. Traffic is FedAvg's, and clients are stateless and may join
 and leave. The steps oscillate, so it returns the mean of the last two models.
 
-Where we differ: not from the paper. The released code multiplies epsilon by P and lets it fall with
-the square of the local rate. epsilon is 0.001, as in its runs on CIFAR; updates with a mean square
-of less than 2 epsilon leave eta_g at 1.
+Where we differ: we follow the paper. The released code multiplies epsilon by P and lets it fall
+with the square of the local rate. epsilon is 0.001, as in its runs on CIFAR; updates with a mean
+square of less than 2 epsilon leave eta_g at 1.
 """
 
 from dataclasses import dataclass

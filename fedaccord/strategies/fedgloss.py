@@ -18,8 +18,8 @@ one gradient a step: there is no further traffic, and one vector on a client, wh
 With sam.rho clients take local ascents too, as in the paper's main experiments. The radius leaves a
 bias.
 
-Where we differ: other descriptions of the method take the last step of the server, w^{t-1} - w^t,
-for the pseudo-gradient; here it is D = w~ - w_bar, as in the paper's listing, without the step's
+Where we differ: other descriptions of the method use the last step of the server, w^{t-1} - w^t, as
+the pseudo-gradient; here it is D = w~ - w_bar, as in the paper's listing, without the step's
 lam_bar / alpha. sigma is the mean of sigma_k over all clients, as in the listing; the released code
 divides its steps by P once more, and raises both radii linearly over the first rounds from 0.001.
 Clients count equally. The defaults are those of the code's runs on CIFAR-10.

@@ -9,12 +9,12 @@ Initialization. NeurIPS 2023, arXiv:2306.05706, Algorithm 1.
 
 When to use: to improve FedAvg on skewed data at FedAvg's traffic. A client keeps one vector, its
 last local model, so clients should return: the older l_i, the longer the jump at the start. With a
-share p of the clients in a round, beta has to be below p / (1 - p): relaxed_init.py shows why. At
+share p of the clients in a round, beta must be below p / (1 - p): relaxed_init.py shows why. At
 5% the default is too large (docs/results/claims.md). Its fixed point is biased as FedAvg's is.
 
-Where we differ: not from the paper. The authors' simulator adds mean displacements instead of
+Where we differ: we follow the paper. The authors' simulator adds mean displacements instead of
 averaging models (server=updates, which sends w_{i,0} too); this differs at partial participation,
-where the bound on beta then is 1.
+where the bound on beta is then 1.
 """
 
 from dataclasses import dataclass

@@ -13,8 +13,8 @@ return: after a long absence the direction is old. The radius leaves a bias. If 
 rounded (broadcast.dtype), e is mostly rounding once the model moves by less than a percent or so
 between a client's visits.
 
-Where we differ: not from the paper. The released code uses the last round's global update for every
-client, and divides by the sum of the layers' norms instead of one global norm. radius is our
+Where we differ: we follow the paper. The released code uses the last round's global update for
+every client, and divides by the sum of the layers' norms instead of one global norm. radius is our
 provisional default.
 """  # noqa: E501 - the paper's title
 

@@ -12,11 +12,10 @@ SCAFFOLD with rates that fall within the round, and a c with exponential decay: 
 the weight gamma instead of SCAFFOLD's P/C. The paper's m and alpha are c and server_lr.
 
 When to use: as SCAFFOLD, at low participation, when the c_i of most clients are old. At full
-participation it is exact; else the optimum is no fixed point, because c follows the cohort. Nor
-is it with lossy uploads, because c_i+ does not vanish there.
-Traffic is SCAFFOLD's.
+participation it is exact; otherwise the optimum is not a fixed point, because c follows the cohort.
+It is not one with lossy uploads either, because c_i+ does not vanish there. Traffic is SCAFFOLD's.
 
-Where we differ: not from the paper. rho, server_lr and gamma are the best of its ablations on
+Where we differ: we follow the paper. rho, server_lr and gamma are the best of its ablations on
 CIFAR-100; the released code lets the rate fall to zero (rho = 0) and divides by K lr / 2, slightly
 less than the sum of lr_k. lr-schedule is not read. c and c_i start at zero.
 """  # noqa: E501 - the paper's title

@@ -10,8 +10,8 @@ p_i = 1/P, or the share of examples with weighting=examples. With equal K_i this
 
 d_i / lr is the mean of the gradients of i's steps, for any K_i. Under relaxed initialisation this
 holds only for the true displacement w_{i,0} - w_{i,K_i}; w^t - w_{i,K_i} would also contain the
-jump, which is no step, divided by K_i. So the client sends w_{i,0} too, and with equal K_i FedNova
-is FedInit with server=updates.
+jump, which is not a step, divided by K_i. So the client sends w_{i,0} too, and with equal K_i
+FedNova is FedInit with server=updates.
 
 When to use: if clients take unequal numbers of local steps, as with local-epochs on data of
 unequal sizes. It removes the bias of unequal work, not that of heterogeneous data. Its costs are

@@ -13,7 +13,7 @@ preconditioner, and clients are stateless. Traffic is four vectors down and thre
 muon, three and two with momentum.
 
 Where we differ: as in fedmuon.py. The paper's preconditioners are those of SOAP, Sophia and Muon;
-of these only fedpac.inner=muon is implemented; it makes FedPAC FedMuon. adamw, the default, is
+of these only fedpac.inner=muon is implemented, with which FedPAC is FedMuon. adamw, the default, is
 ours: a diagonal preconditioner, whose bias-corrected moments are averaged, not corrected again.
 With sgd it is FedCM with alpha = 1 - beta and weight decay inside the mixture.
 """

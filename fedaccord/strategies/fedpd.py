@@ -9,8 +9,8 @@ Zhang, Hong, Dhople, Yin, Liu. IEEE TSP 2021, arXiv:2005.11418, Algorithm 1.
             else nothing is sent, and clients continue from their own anchors
 
 When to use: if every client takes part in every round, as in small cross-silo federations. It is
-exact with p = 0. Silent rounds save communication, but in each the clients walk on towards their
-own optima, so with p above 0 it does not settle unless the clients' data are alike. It refuses
+exact with p = 0. Silent rounds save communication, but in each the clients move towards their own
+optima, so with p above 0 it does not converge unless the clients' data are alike. It refuses
 partial participation (set fraction-train=1; or use fedadmm, feddyn or afedpd), and a round with a
 lost reply does not count. A client keeps three vectors.
 
@@ -142,7 +142,7 @@ class FedPD(FederatedStrategy):
 
     @property
     def cost(self) -> Cost:
-        """Of a round that communicates."""
+        """The cost of a round that communicates."""
         return replace(self, p=0.0).cost if self.p else super().cost
 
     def rule(self) -> FedPDClient:

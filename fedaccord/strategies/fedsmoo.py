@@ -19,7 +19,7 @@ so a step adds e to climbed, and K s is subtracted once, after the last.
 
 When to use: as FedSpeed, if the perturbations of clients should agree too. It is one of the most
 expensive methods here: two vectors each way, two gradients a step, two vectors on a client that
-should return, so rather cross-silo. The radius leaves a bias.
+should return, so it suits cross-silo federations. The radius leaves a bias.
 
 Where we differ: as in the authors' code, mu_i moves in every local step and s omits the paper's
 term of the last perturbation. Clients count equally (no weighting=examples).

@@ -20,8 +20,8 @@ w*; the mean over the active clients is not, so paper steps to w* + A_P[lam_i] /
 participation they agree. variant=paper runs FedADMM's client (variant active) for that reason.
 
 Where we differ: the authors' form is FedDyn with SAM and gave the published numbers; the optimum is
-no fixed point of the paper's (variant=paper) under partial participation. The paper stores -lam_i,
-and rho = 1 / its lambda.
+not a fixed point of the paper's form (variant=paper) under partial participation. The paper stores
+-lam_i, and rho = 1 / its lambda.
 """
 
 from dataclasses import dataclass, replace

@@ -3,7 +3,7 @@
 Mishchenko, Malinovsky, Stich, Richtarik: ProxSkip: Yes! Local Gradient Steps Provably Lead to
 Communication Acceleration! Finally! ICML 2022, arXiv:2202.09357, Algorithm 2.
 
-    server  K_t ~ Geometric(p), one draw of each round for all clients
+    server  K_t ~ Geometric(p), one draw per round for all clients
     client  w <- w - lr (g_i(w) - h_i)                                K_t steps from w^t
     server  w^{t+1} = w_bar
     client  h_i <- h_i + (p / lr) (w^{t+1} - w_{i,K})
@@ -14,12 +14,12 @@ flips. A client receives w^{t+1} at its next visit, so until then it keeps
     h = h_i - (p / lr) w_{i,K},   from which h_i = h + (p / lr) w^t at the next visit
 
 When to use: as SCAFFOLD, if every client takes part in every round: it is exact, sends one model
-each way and keeps one vector. On smooth and strongly convex problems it needs the square root of
-the rounds of gradient descent. sum of h_i = 0 in every round.
+each way and keeps one vector. On smooth and strongly convex problems it needs the square root
+of the number of rounds of gradient descent. sum of h_i = 0 in every round.
 
-Where we differ: not from the paper. All clients must take part (fraction-train=1), and a round with
-a lost reply does not count. The rate is constant and a round has 1 / p steps on average: lr-decay,
-local-steps and local-epochs have no effect.
+Where we differ: we follow the paper. All clients must take part (fraction-train=1), and a round
+with a lost reply does not count. The rate is constant and a round has 1 / p steps on average:
+lr-decay, local-steps and local-epochs have no effect.
 """
 
 import random

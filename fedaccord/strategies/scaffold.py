@@ -12,11 +12,11 @@ When to use: if the exact optimum matters and clients return, as in cross-silo f
 is exact at any participation, but the c_i of an absent client becomes stale, and traffic is twice
 FedAvg's both ways. On networks with noisy gradients it does not always beat FedAvg.
 
-Where we differ: not from the paper. c and c_i start at zero, so mean over all clients of c_i = c
+Where we differ: we follow the paper. c and c_i start at zero, so mean over all clients of c_i = c
 always; some released code starts them from the parameter values, which breaks that. d_bar is the
 true displacement: c_i stays an average of gradients when relaxed initialisation moves the start.
-With another optimiser than SGD a displacement is no such average: d_bar is the mean of the steps'
-directions g_i(w) - c_i + c, and c_i+ the mean of their gradients. Clients count equally (no
+With another optimiser than SGD a displacement is not such an average: d_bar is the mean of the
+steps' directions g_i(w) - c_i + c, and c_i+ the mean of their gradients. Clients count equally (no
 weighting=examples): mean(c_i) = c is a plain mean. If all take K equal steps of SGD from w^t, the
 second vector of an upload follows from the first, and `upload` sets whether it is omitted. With
 compression it is omitted, as in SCALLION (arXiv:2308.08165), which halves the bytes; plain uploads
@@ -86,7 +86,7 @@ class ScaffoldClient(LocalRule):
 
 @dataclass(frozen=True)
 class ScaffoldOneClient(ScaffoldClient):
-    """Sends w_{i,K} alone, from which c_i+ - c_i follows if all clients take equal steps."""
+    """Sends only w_{i,K}, from which c_i+ - c_i follows if all clients take equal steps."""
 
     sends = Model
     exact = ("c",)

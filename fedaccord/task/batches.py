@@ -22,7 +22,7 @@ class BatchFormat:
     """How predictions and targets are obtained from a batch.
 
     forward: (model, batch) -> predictions, with the whole batch; None: the model is called with the
-        inputs of (inputs, targets), or of a dict that has an image and the targets alone.
+        inputs of (inputs, targets), or of a dict with only an image and the targets.
     targets: the key of the targets in a dict; in a tuple they are the last element.
     """
 
@@ -67,7 +67,7 @@ class BatchFormat:
         )
 
     def size(self, batches: Iterable[Batch]) -> int:
-        """The samples of a list of batches or a DataLoader; 0: they are not known."""
+        """The number of samples in a list of batches or a DataLoader; 0: unknown."""
         if isinstance(batches, list | tuple):
             return sum(len(self.split(batch)[1]) for batch in batches)
         each, sampler = getattr(batches, "batch_size", None), getattr(batches, "sampler", None)

@@ -58,7 +58,7 @@ class Clients:
         return index_rows(self.x, rows), index_rows(self.y, rows)
 
     def labels(self, client: int) -> np.ndarray | None:
-        """(n,) the classes of its samples; None: the targets are no classes."""
+        """(n,) the classes of its samples; None: the targets are not classes."""
         rows: Any = client if self.parts is None else torch.from_numpy(self.parts[client])
         labels = self.y[rows].cpu().numpy()
         return labels if has_classes(labels) else None

@@ -25,7 +25,7 @@ from fedaccord.task.generators import OTHERS, drawn_from, states_of
 from fedaccord.task.layers import has_backward_hooks
 from fedaccord.task.solver import Loss, Pair, by_autograd, known_layers, tf32_as
 
-ALIKE = 0.05  # of the largest element: the error of a gradient by bfloat16, not of another one
+ALIKE = 0.05  # share of the largest element; gradients in bfloat16 differ by less, others by more
 
 
 class Stack(NamedTuple):
@@ -70,7 +70,7 @@ def _fill(part: Tensor, length: int) -> Tensor:
 
 
 def _check_stacks(model: FlatModel) -> None:
-    """Raise NotImplementedError for one that a trial has found to train other parameters."""
+    """Raise NotImplementedError if a trial found that the model trains other parameters."""
     if model.in_stacks is False:
         raise NotImplementedError(
             "expected a model that reads its parameters as attributes of its modules, got "
@@ -80,8 +80,8 @@ def _check_stacks(model: FlatModel) -> None:
 
 
 def _counts_rows(part: nn.Module) -> bool:
-    """Whether the gradient of a row depends on which it is, or how often it is read: in one call
-    of many clients all their rows are in one table."""
+    """Whether a row's gradient depends on its index or on how often it is read: in one call of
+    many clients all their rows are in one table."""
     return isinstance(part, nn.Embedding | nn.EmbeddingBag) and (
         part.padding_idx is not None or part.scale_grad_by_freq
     )
@@ -267,7 +267,7 @@ class CohortSolver:
 
     @torch.no_grad()
     def _goes_by_sample(self, stack: Stack) -> bool:
-        """Whether a prediction depends on its own sample alone: tried once per model.
+        """Whether a prediction depends only on its own sample: tried once per model.
 
         At random parameters, because at special ones (zero) all predictions may be equal.
         """

@@ -6,7 +6,7 @@ kernels, which are its branches, run beside each other. They are the kernels of 
 time, and so are the gradients. A graph reads and writes the memory with which it was recorded:
 batch, points, gradients and losses are copied to and from buffers.
 
-What a module does in Python happens only in the recording: `records` says which are recorded.
+Python code of a module runs only during the recording: `records` decides which are recorded.
 """
 
 import gc
@@ -37,7 +37,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 MAX_SHAPES = 16  # shapes of a model that are recorded
 BRANCHES = 16  # clients whose kernels may run beside each other
 WARM_UP = 3  # calls before a recording, in which libraries choose and allocate
-LIBRARIES = ("torch", "torchvision", "fedaccord")  # their modules do nothing in Python but call
+LIBRARIES = ("torch", "torchvision", "fedaccord")  # modules from these only call PyTorch
 
 
 @dataclass
@@ -54,8 +54,8 @@ class _Graph:
 class GradientGraphs:
     """The gradients of ``model`` and ``loss`` for stacks of clients.
 
-    In the model's first visit they are computed client by client; from the second visit on, so not
-    for a model that is built for each, a shape is recorded when it comes.
+    In the model's first visit they are computed client by client. From the second visit on a new
+    shape is recorded; a model that is built for each visit is therefore never recorded.
     """
 
     def __init__(self, model: FlatModel, loss: Loss, precision: str) -> None:
@@ -69,7 +69,7 @@ class GradientGraphs:
         self._hold(0)
 
     def _hold(self, clients: int) -> None:
-        """Buffers of so many; what was recorded used the old ones."""
+        """New buffers of this size; recorded graphs used the old ones."""
         w = self.model.w
         self.points, self.gradients = (w.new_empty(clients, len(w)) for _ in range(2))
         self.graphs.clear()
@@ -151,7 +151,7 @@ class GradientGraphs:
 
 
 def graphs_of(model: FlatModel, loss: Loss, precision: str) -> GradientGraphs | None:
-    """Those of the model, which keeps them, for a visit of it; None: they are not recorded."""
+    """The model's graphs, stored in the model, for one visit; None: it is not recorded."""
     if not is_on_gpu(model) or not isinstance(loss, FunctionType):  # others may have no hash
         return None
     key = loss, precision
@@ -168,8 +168,8 @@ def is_on_gpu(model: FlatModel) -> bool:
 
 
 def records(model: FlatModel, loss: Loss) -> bool:
-    """Whether a recording does what the model and the loss do: their Python code is a library's or
-    ours, without hooks, and training changes the shared parameters alone."""
+    """Whether a recording is equivalent to the model and the loss: their Python code is a library's
+    or ours, without hooks, and training changes only the shared parameters."""
     return (
         model.is_plain
         and model.forward is None
@@ -180,13 +180,13 @@ def records(model: FlatModel, loss: Loss) -> bool:
 
 def _is_plain(part: nn.Module) -> bool:
     classes = [each for each in type(part).__mro__ if issubclass(each, nn.Module)]
-    if any(each.__module__.startswith("torch.fx") for each in classes):  # of anyone's functions
+    if any(each.__module__.startswith("torch.fx") for each in classes):  # with anyone's functions
         return False
     functions = [v for v in vars(part).values() if callable(v) and not isinstance(v, nn.Module)]
     return (
         all(map(_is_known, classes))
         and all(map(_is_known, functions))
-        and getattr(part, "max_norm", None) is None  # which changes a table where it is
+        and getattr(part, "max_norm", None) is None  # it changes a table in place
         and is_plain(part)
     )
 
@@ -251,8 +251,8 @@ def _stream() -> torch.cuda.Stream:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """A block in which Python frees no cycles: a graph among them would be destroyed, which ends
-    the recording of another. Another thread waits for its end."""
+    """A block without Python's cycle collection: it could destroy a graph, which ends the recording
+    of another one. Other threads wait for its end."""
     with ALONE:
         was_enabled = gc.isenabled()
         gc.disable()

@@ -98,7 +98,7 @@ def _evaluate(
 
 
 def _copies(model: FlatModel, number: int) -> list[FlatModel]:
-    """The model and copies of it, or it alone if it cannot be copied, as with `weight_norm`."""
+    """The model and copies of it; no copies if it cannot be copied, as with `weight_norm`."""
     try:
         return [model, *(deepcopy(model) for _ in range(number - 1))]
     except Exception:  # attributes of any kind

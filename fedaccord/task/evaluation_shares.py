@@ -18,8 +18,8 @@ DEAL = 2  # of the draw of the shares, beside the seed
 
 @dataclass(eq=False)
 class EvaluationShares:
-    """Each client has as large a share of the test samples as it has of the training samples: with
-    its class mixture if the classes are known, else disjoint from the other clients' shares."""
+    """Each client's share of the test samples is as large as its share of the training samples. It
+    has the client's class mixture if the classes are known; otherwise shares are disjoint."""
 
     clients: Clients | SourceClients
     test: Any  # (x, y), or a source

@@ -116,8 +116,8 @@ def check_metrics(predictions: Tensor, targets: Tensor, chosen: Mapping[str, Met
 def check_labels(clients: Any, test: Any, predictions: Tensor, loss: Loss) -> None:
     """Raise ValueError, in one line, for labels without an output.
 
-    clients, test: of a task. predictions: of samples, as of `check_fit`. A data set that was
-    divided is not looked through, nor samples that would have to be read.
+    clients, test: of a task. predictions: of samples, as of `check_fit`. The samples of a data set
+    that was divided are not checked, nor samples that would have to be read.
     """
     if predictions.ndim < 2:
         return
@@ -130,9 +130,9 @@ def check_labels(clients: Any, test: Any, predictions: Tensor, loss: Loss) -> No
 
 
 def check_from_zero(clients: Any, test: Any, loss: Loss) -> None:
-    """Raise ValueError, in one line, for labels below 0, but for the one that is ignored.
+    """Raise ValueError, in one line, for labels below 0, except the ignored one.
 
-    Arguments and what is looked through as in `check_labels`.
+    Arguments and checked samples as in `check_labels`.
     """
     for what, labels in _every_labels(clients, test, loss):
         if len(wrong := negative(labels)):
@@ -143,7 +143,7 @@ def check_from_zero(clients: Any, test: Any, loss: Loss) -> None:
 
 
 def _every_labels(clients: Any, test: Any, loss: Loss) -> Iterator[tuple[str, Any]]:
-    """The classes of each part that has some, with what it is; none with a loss of numbers."""
+    """(name, classes) of each part with classes; none with a loss of numbers."""
     if loss in (F.cross_entropy, sequence_cross_entropy):
         for what, rows in every_part(clients, test):
             if (labels := _labels(rows)) is not None and len(labels):
@@ -151,7 +151,7 @@ def _every_labels(clients: Any, test: Any, loss: Loss) -> Iterator[tuple[str, An
 
 
 def every_part(clients: Any, test: Any) -> Iterator[tuple[str, Any]]:
-    """The samples of each client and the test, with what they are; clients, test: of a task."""
+    """(name, samples) of each client and of the test; clients, test: of a task."""
     if clients.parts is None:
         of = clients.samples if isinstance(clients, Clients) else clients.sources.__getitem__
         yield from ((f"clients: client {i}", of(i)) for i in range(len(clients)))
@@ -162,15 +162,16 @@ def every_part(clients: Any, test: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _labels(rows: Any) -> Any:
-    """The classes of samples, also of sequences; None: they have none, or they are not known
-    without reading them."""
+    """The classes of samples, also of sequences; None: there are none, or they are unknown
+    without reading the samples."""
     if tensors := tensors_of(rows):
         return None if tensors[-1].is_floating_point() else tensors[-1]
     return None if rows is None else labels_of(rows)
 
 
 def tensors_of(rows: Any) -> tuple[Tensor, ...]:
-    """Those of samples that are tensors, or a TensorDataset; none of others, which are not read."""
+    """The tensors of samples in tensors or a TensorDataset; empty for others, which are not
+    read."""
     rows = rows.rows if isinstance(rows, DatasetSource) else rows
     rows = rows.tensors if isinstance(rows, TensorDataset) else rows
     return rows if isinstance(rows, tuple) and isinstance(rows[-1], Tensor) else ()

@@ -37,7 +37,7 @@ class FlatModel:
       (as frozen parameters; their modules are in evaluation mode in training too), ``mean``
       (averaged over the clients: `read_buffers`), ``local`` (each client's own, in `local`); a
       tensor that a forward pass puts in a buffer's place is copied into it;
-    * what the state dict lacks, such as other buffers, begins each visit as at first: `unsaved`.
+    * values outside the state dict, such as other buffers, are reset before a visit: `unsaved`.
 
     The shared parameters are views into ``w`` and their gradients views into ``g``: a step on w is
     a step of the model, and a backward pass writes into g. Nothing is copied between the two.
@@ -136,14 +136,14 @@ class FlatModel:
         self.initial_buffers = self.read_buffers()
 
     def __call__(self, inputs: Any) -> Tensor:
-        """The predictions. Raises ValueError if they are no tensor."""
+        """The predictions. Raises ValueError if they are not a tensor."""
         if self.forward is None:
             return predictions(self.module(inputs))
         own = dict(inputs) if isinstance(inputs, dict) else inputs  # it may take keys out
         return predictions(self.forward(self.module, own))
 
     def with_parameters(self, parameters: Iterable[Tensor], inputs: Any) -> Any:
-        """What the module returns with these shared parameters instead of its own."""
+        """The module's result with these shared parameters instead of its own."""
         values = [*parameters]
         named = {name: values[i] for name, i in self._uses}
         return functional_call(self.module, named, (inputs,), tie_weights=False)
@@ -329,7 +329,7 @@ class FlatModel:
         return [*self.local_names, *self._local]
 
     def frozen_checksums(self) -> dict[str, int]:
-        """Of the values of each frozen tensor, by name; faster than `frozen_hashes`."""
+        """Checksums of frozen tensors by name; faster than `frozen_hashes`."""
         return {name: zlib.crc32(_bytes(tensor)) for name, tensor in self.frozen.items()}
 
     def frozen_hashes(self) -> dict[str, str]:
@@ -338,7 +338,7 @@ class FlatModel:
 
 
 def predictions(output: Any) -> Tensor:
-    """What a module has returned. Raises ValueError if it is no tensor."""
+    """A module's result. Raises ValueError if it is not a tensor."""
     if isinstance(output, Tensor):
         return output
     raise ValueError(

@@ -17,7 +17,7 @@ LAYERS = 1  # the purpose of these random numbers, beside the order of the batch
 
 
 class Generator(NamedTuple):
-    """One of them; its state is a value."""
+    """A default generator; its state is a value."""
 
     get: Callable[[], Any]
     set: Callable[[Any], None]
@@ -25,7 +25,7 @@ class Generator(NamedTuple):
 
 
 def generators(device: torch.device, others: bool) -> list[Generator]:
-    """PyTorch's, of the CPU and of the device; others: NumPy's and Python's, too."""
+    """PyTorch's generators, of the CPU and of the device; others: also NumPy's and Python's."""
     result = [Generator(torch.get_rng_state, torch.set_rng_state, torch.equal)]
     if device.type == "cuda":
         get = partial(torch.cuda.get_rng_state, device)
@@ -34,11 +34,11 @@ def generators(device: torch.device, others: bool) -> list[Generator]:
 
 
 def _equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Of NumPy: ("MT19937", the state (624,), and three numbers)."""
+    """Whether two states of NumPy are equal: ("MT19937", state (624,), three numbers)."""
     return one[2:] == other[2:] and np.array_equal(one[1], other[1])
 
 
-# a visit of a small model takes 2 ms, these two 0.1 ms: only where code of one's own may draw
+# a visit of a small model takes 2 ms, these two 0.1 ms: used only if the user's code may draw
 OTHERS = [
     Generator(np.random.get_state, np.random.set_state, _equal),
     Generator(random.getstate, random.setstate, operator.eq),
@@ -55,8 +55,8 @@ def seed_of(config: LocalConfig) -> int:
 def random_numbers(seed: int, device: torch.device, others: bool = True) -> Iterator[None]:
     """A block in which default random numbers come from the seed; their states are restored.
 
-    Another thread waits for its end, as for that of `seeded`.
-    others: NumPy's and Python's too, beside PyTorch's.
+    Other threads wait for its end, as for that of `seeded`.
+    others: NumPy's and Python's numbers too, beside PyTorch's.
     """
     on_gpu = device.type == "cuda"
     with (

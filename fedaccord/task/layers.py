@@ -230,7 +230,7 @@ def layers_of(module: nn.Module) -> Layers | None:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether calling the module executes its own passes alone, without hooks or overrides."""
+    """Whether calling the module executes only its own passes, without hooks or overrides."""
     if any(getattr(modules, f"_global_{when}_hooks") for when in PASSES):
         return False
     hooks = (

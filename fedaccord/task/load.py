@@ -27,8 +27,8 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
     """The task of a run configuration, loaded once per process, and again if the code of one of its
     functions was reloaded.
 
-    ``whole``: every client holds the whole training set, which is its own (a device with its own
-    data). Raises ValueError if data set, partition, model and number of clients do not fit.
+    ``whole``: every client holds the whole training set (a device with its own data). Raises
+    ValueError if data set, partition, model and number of clients do not fit.
     """
     values = {field: getattr(config, field.name) for field in options(TaskConfig)}
     code = [
@@ -52,7 +52,7 @@ def _load_task(config: TaskConfig, num_clients: int, whole: bool, code: tuple[st
         data = data._replace(vocabulary=tokens)
     measured = config.metrics or _usual_metric(data.classes)
     if not config.metrics and not data.classes and named.PATH.fullmatch(config.loss):
-        measured = ""  # the outputs are perhaps not of the targets' shape
+        measured = ""  # outputs may differ from the targets in shape
     metrics.select(measured, of_classes=data.classes > 0)
     x, y = data.x_train, data.y_train
     test = (data.x_test, data.y_test) if len(data.y_test) else None
@@ -111,7 +111,7 @@ def _load_task(config: TaskConfig, num_clients: int, whole: bool, code: tuple[st
 
 
 def task_of_card(config: TaskConfig, card: Mapping[str, Any]) -> Task:
-    """A task without samples, with the clients' model; card: as they report it.
+    """A task without samples, with the clients' model; card: as reported by them.
 
     Raises ValueError if the configuration's model cannot be built from it.
     """

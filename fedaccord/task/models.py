@@ -246,8 +246,8 @@ class Dropout(nn.Dropout):
 
 
 class _Conv2d(nn.Conv2d):
-    """A convolution whose output is one pixel per image, as ResNet's last on 32x32 images, as a
-    matrix product on a CPU: oneDNN's backward pass takes several times as long.
+    """A convolution with an output of one pixel per image, such as ResNet's last on 32x32 images,
+    as a matrix product on a CPU: oneDNN's backward pass takes several times as long.
 
     Of square kernels and maps, without groups and dilation.
     """

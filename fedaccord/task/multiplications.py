@@ -19,7 +19,7 @@ class Training(Protocol):
 
     @property
     def model_settings(self) -> ModelSettings:
-        """Of the model."""
+        """The settings of the model."""
 
     @property
     def batch_size(self) -> int:
@@ -72,7 +72,7 @@ def multiplications(model: Model, inputs: Any) -> int:
         with torch.no_grad(), Threads(1, "").in_use(), random_numbers(0, device):
             module.eval()  # solvers switch to training mode
             own(module, inputs) if own else module(inputs)
-    except (RuntimeError, ValueError):  # a norm over a batch of one: what was counted until then
+    except (RuntimeError, ValueError):  # a norm over a batch of one: keep the count so far
         pass
     finally:
         for hook in hooks:

@@ -40,7 +40,7 @@ class SequentialSolver:
     Random numbers of the module (dropout) and of the loss depend only on seed, round and client.
     All passes of a step start with the same random numbers and running statistics, so a step has
     the effect of its last pass, for any number of passes. ``own_code``: making a batch may draw
-    NumPy's or Python's random numbers, which then depend on the same alone.
+    NumPy's or Python's random numbers, which then depend only on seed, round and client.
     ``precision="bfloat16"`` runs the forward pass under autocast, "tf32" lets a GPU round the
     factors of float32 products; w, g and the step keep their dtype.
     """
@@ -59,7 +59,7 @@ class SequentialSolver:
         self.precision = precision
         self.layers = known_layers(model, loss, precision)
         self.graphs = graphs_of(model, loss, precision)
-        self.own_code = own_code or self.layers is None  # else all that runs is ours
+        self.own_code = own_code or self.layers is None  # otherwise only our code runs
         self._repeats = False  # whether passes start from the random numbers and buffers of a first
         self._drawn: list[Generator] = []  # the generators of these numbers
 
@@ -189,7 +189,7 @@ def known_layers(model: FlatModel, loss: Loss, precision: str) -> Layers | None:
 def tf32_as(precision: str, device: torch.device) -> Iterator[None]:
     """In this block float32 means float32 on a GPU too; by default PyTorch rounds convolutions.
 
-    The process's flags are restored after it; on a GPU another thread waits for its end.
+    The process's flags are restored afterwards; on a GPU other threads wait for its end.
     """
     if device.type != "cuda":
         yield

@@ -107,7 +107,7 @@ class FunctionSource:
             )
 
     def counted(self) -> "FunctionSource":
-        """With the sizes counted in a pass with seed 0."""
+        """A copy with the sizes counted in a pass with seed 0."""
         sizes = [len(self.form.split(batch)[1]) for batch in self.batches(0)]
         return FunctionSource(self.make, self.form, sum(sizes), len(sizes))
 
@@ -137,7 +137,7 @@ def is_tensors(samples: Any) -> bool:
 
 
 def is_function(samples: Any) -> bool:
-    """Whether these are a function that gives batches, which no ``batch-size`` cuts."""
+    """Whether samples are a function that returns batches, which ``batch-size`` does not cut."""
     return callable(samples) and not hasattr(samples, "__getitem__")
 
 
@@ -171,7 +171,7 @@ def labels_of(rows: Any) -> NDArray[Any] | None:
         return labels_of(rows.rows)
     joint = getattr(rows, "transforms", None) and not getattr(rows, "transform", None)
     if getattr(rows, "target_transform", None) or joint:
-        return None  # its targets are not what it returns
+        return None  # it returns other targets
     if isinstance(rows, Subset):
         every = labels_of(rows.dataset)
         return None if every is None else every[[*rows.indices]]

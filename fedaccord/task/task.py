@@ -78,7 +78,7 @@ class Task:
         return len(self.test[1]) if isinstance(self.test, tuple) else self.test.size
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the parts that another process makes itself."""
+        """The state without the parts that another process makes itself."""
         own = ("_near", "_of_thread")
         return {name: part for name, part in self.__dict__.items() if name not in own}
 
@@ -157,12 +157,12 @@ class Task:
         return self.clients.size(client)
 
     def function_of(self, client: int) -> FunctionSource | None:
-        """What gives the client's batches in its own sizes; None: ``batch-size`` cuts them."""
+        """The source of the client's batches in its own sizes; None: ``batch-size`` cuts them."""
         source = isinstance(self.clients, SourceClients) and self.clients.sources[client]
         return source if isinstance(source, FunctionSource) else None
 
     def samples_of_step(self, client: int, batch_size: int) -> float:
-        """How many samples a full batch has; of a function's batches the mean of a pass."""
+        """The samples of a full batch; for a function the mean over the batches of a pass."""
         if function := self.function_of(client):
             return function.size / function.number
         size = self.num_examples(client)

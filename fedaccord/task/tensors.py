@@ -95,7 +95,7 @@ def check_dense(module: nn.Module) -> None:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """What tensors that share memory have in common, also those of a fake device."""
+    """An id that tensors share if they share memory, also on a fake device."""
     address: int = tensor.untyped_storage()._cdata
     return address
 
@@ -114,8 +114,8 @@ def hidden_matrices(module: nn.Module) -> set[int]:
 
 
 def uses(module: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[tuple[str, int]]:
-    """(name, index in ``parameters``) of each attribute of a module that is one of them; a module
-    that has several names comes under the first, as `torch.func.functional_call` needs it."""
+    """(name, index in ``parameters``) of each attribute of a module that is one of them; of a
+    module with several names the first, as `torch.func.functional_call` needs it."""
     index = {id(p): i for i, p in enumerate(parameters)}
     seen: set[tuple[int, str]] = set()
     for name, parameter in module.named_parameters(remove_duplicate=False):

@@ -10,8 +10,8 @@ WIDTH, HEADS, LAYERS = 64, 4, 2
 class Transformer(nn.Module):
     """Pre-norm encoder layers with learned positions; the mean over the tokens is classified.
 
-    Input (n, length) int64 token ids; output (n, outputs). Padding takes no part: a text has the
-    same scores however far it is padded. A text without tokens counts as one padding token.
+    Input (n, length) int64 token ids; output (n, outputs). Padding is masked: the scores of a text
+    do not depend on its padding. A text without tokens counts as one padding token.
     """
 
     def __init__(self, vocabulary: int, length: int, outputs: int) -> None:

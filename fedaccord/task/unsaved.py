@@ -1,10 +1,10 @@
-"""What a module has beside its state dict: buffers with ``persistent=False``, and attributes.
+"""Values of a module outside its state dict: buffers with ``persistent=False``, and attributes.
 
-They are part of how the module is built: no message and no file has them. A visit of a client and
-an evaluation begin with the initial values of all of them: nothing passes from one client to the
-next, and a cache agrees with its key. PyTorch's own modules change no attribute, unless they
-have hooks; attributes of classes, and the insides of objects that are no tensor, array, list, dict,
-set, deque or tuple, are left as they are.
+They are part of the module's construction; messages and files do not contain them. Each visit of a
+client and each evaluation begin with their initial values: nothing passes from one client to the
+next, and a cache agrees with its key. PyTorch's own modules change no attributes, unless they have
+hooks. Attributes of classes, and the contents of objects other than tensors, arrays, lists, dicts,
+sets, deques and tuples, are not reset.
 """
 
 import logging
@@ -22,7 +22,7 @@ log = logging.getLogger("flwr")
 
 FIXED = ("torch.", "torchvision.")  # modules whose attributes do not change
 OF_MODULES = frozenset(vars(nn.Module()))  # attributes that PyTorch manages
-COPIED = (Tensor, np.ndarray, list, dict, set, deque, tuple)  # whose insides may change
+COPIED = (Tensor, np.ndarray, list, dict, set, deque, tuple)  # their contents may change
 
 
 class _Place(NamedTuple):
@@ -69,7 +69,7 @@ class Unsaved:
             self._places += places
 
     def _copy(self, values: Iterable[Any], seen: set[int]) -> None:
-        """Of these and, in containers, of what is in them; ``seen`` ones have a copy."""
+        """Copy these values and the contents of containers, except the ``seen`` ones."""
         pending = [value for value in values if isinstance(value, COPIED)]
         while pending:
             value = pending.pop()
@@ -96,7 +96,7 @@ class Unsaved:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Set what has changed to its initial value."""
+        """Restore the initial values of everything that has changed."""
         for place in self._places:
             if place.is_as_before():
                 continue
@@ -123,7 +123,7 @@ class Unsaved:
                 value.update(copy)
 
     def _warn(self, place: _Place) -> None:
-        """Once, of a number that training changes."""
+        """Warn, once, about a number that training changes."""
         for name, before in place.before.items():
             now = place.values.get(name)
             numbers = type(before) in (int, float) and type(now) in (int, float, Tensor)
@@ -138,7 +138,7 @@ class Unsaved:
 
 
 def _is_same(value: Any, copy: Any) -> bool:
-    """Whether a tensor or an array has the numbers of its copy, a container the same objects."""
+    """Whether a tensor or array equals its copy, or a container has the same objects."""
     if isinstance(value, Tensor):
         return torch.equal(value, copy)
     if isinstance(value, np.ndarray):
@@ -164,21 +164,21 @@ def views_of_weights(module: nn.Module, weights: Iterable[Tensor]) -> list[str]:
 
 
 def _is_fixed(part: nn.Module) -> bool:
-    """Whether its attributes do not change: it is PyTorch's own, not only a class derived from it,
-    as one with parametrizations."""
+    """Whether its attributes do not change: its class is PyTorch's own, not a subclass, such as
+    one with parametrizations."""
     classes = [each for each in type(part).__mro__ if issubclass(each, nn.Module)]
     hooks = part._forward_hooks or part._forward_pre_hooks
     return not hooks and all(each.__module__.startswith(FIXED) for each in classes)
 
 
 def _storages(values: Iterable[Any]) -> set[int]:
-    """Of the tensors among them."""
+    """The storages of the tensors among the values."""
     tensors = [value for value in values if isinstance(value, Tensor)]
     return {storage_of(tensor) for tensor in tensors if tensor.layout is torch.strided}
 
 
 def _is_full(tensor: Tensor) -> bool:
-    """Whether each element has a place of its own, and may change."""
+    """Whether no two elements share memory, and values may change."""
     if tensor.layout is not torch.strided or tensor.is_inference():
         return False
     sizes = zip(tensor.shape, tensor.stride(), strict=True)

@@ -48,7 +48,7 @@ def encode(part: Registered) -> dict[str, Any]:
 
 
 def decode(encoded: Any, base: type) -> Any:
-    """The reverse of `encode`. Raises ValueError if the class is no registered ``base``."""
+    """The reverse of `encode`. Raises ValueError if the class is not a registered ``base``."""
     if not isinstance(encoded, dict) or not isinstance(encoded.get("class"), str):
         raise ValueError(
             f"expected a {base.__name__} with its 'class', got {encoded!r}: the message was not "

@@ -1,4 +1,4 @@
-"""The handshake: before a node trains it reports which client it is, and its model's tensors."""
+"""The handshake: before a node trains, it reports its client id and its model's tensors."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ MAX_NAME = 200  # characters of a class's name
 
 
 class HandshakeReply(NamedTuple):
-    """What a node reports about itself."""
+    """A node's report about itself."""
 
     client: int | None  # None: the server assigns it
     num_clients: int | None  # None: the server's
@@ -30,7 +30,7 @@ class HandshakeReply(NamedTuple):
 
 
 def handshake(settings: ModelSettings = DEFAULT) -> RecordDict:
-    """A request that a ClientApp answers without training: which client, and which model?"""
+    """A request for the node's client id and model, which needs no training."""
     question = ConfigRecord({HANDSHAKE: True, VERSION: PROTOCOL})
     question[SETTINGS] = json.dumps(settings._asdict())
     return RecordDict({CONFIG: question})
@@ -130,7 +130,7 @@ def class_names(card: Mapping[str, Any]) -> list[str]:
 
 
 def _card(content: RecordDict) -> Mapping[str, Any] | None:
-    """Raises ValueError, in one line, for a card that no model could have."""
+    """Raises ValueError, in one line, for a card that no model can have."""
     text = config_of(content, CONFIG).get(CARD)
     if text is None:
         return None

@@ -68,7 +68,7 @@ def is_ours(message: Message) -> bool:
 
 
 def read_instruction(message: Message) -> TrainInstruction:
-    """Raises ValueError, in one line, for a message of no FedAccord strategy."""
+    """Raises ValueError, in one line, for a message that is not from a FedAccord strategy."""
     config = config_of(message.content, CONFIG)
     missing = [key for key in (INSTRUCTION, CLIENT, ACCEPTED, DURABLE) if key not in config]
     if missing:

@@ -55,7 +55,7 @@ def write_requests(requests: Iterable[TrainRequest]) -> list[RecordDict]:
         return packed[key]
 
     contents = []
-    for request in [*requests]:  # whose vectors must live on: they are told apart by their ids
+    for request in [*requests]:  # keeps the vectors alive: their ids identify them
         instruction = request.instruction
         content = RecordDict({DOWN: record(request.down, instruction.half.rounding)})
         content[CONFIG] = write_instruction(instruction)
@@ -136,7 +136,7 @@ def write_reply(reply: TrainReply | StateLost) -> RecordDict:
 
 
 def read_reply(content: RecordDict, half: ClientHalf) -> TrainReply | StateLost:
-    """The reply from a message's content. Raises ValueError, in one line, if it is none."""
+    """The reply from a message's content. Raises ValueError, in one line, for other content."""
     up, numbers = records.arrays_of(content, UP), dict(records.metrics_of(content, METRICS))
     if up is None and LOST in numbers:
         return StateLost(numbers[LOST])

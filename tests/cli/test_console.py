@@ -85,7 +85,7 @@ def test_a_run_imports_no_unneeded_package(tmp_path: Path) -> None:
 def test_help_explains_options_arguments_and_pairs() -> None:
     text = " ".join(invoke("run", "--help").stdout.split())
     assert "--list-keys" in text
-    assert "Settings, as lr=0.05." in text
+    assert "Settings, e.g. lr=0.05." in text
     assert text.count("fedaccord run algo=") == 2
     assert "A new folder." in invoke("deploy", "init", "--help").stdout
 

@@ -1,4 +1,4 @@
-"""Certificates and keys: an authority of one's own, the server's certificate, a device's key."""
+"""Certificates and keys: a private authority, the server's certificate, a device's key."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ def make_device_key() -> tuple[bytes, bytes]:
 def public_key(path: Path) -> bytes:
     """The public key behind a device's private one as Flower sends it, a PEM text.
 
-    Raises ValueError if the file is no such key.
+    Raises ValueError if the file is not such a key.
     """
     key = serialization.load_ssh_private_key(path.read_bytes(), None).public_key()
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
@@ -100,7 +100,7 @@ def as_pem(what: x509.Certificate | Key) -> bytes:
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """Raises OSError, and ValueError, which names the file, if it is none."""
+    """Raises OSError, and ValueError, which names the file, if it is not one."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError:

@@ -76,8 +76,8 @@ def write_facts(folder: Path, facts: Facts) -> None:
 
 
 def renew(folder: Path, hosts: Sequence[str], days: float = DAYS) -> None:
-    """Write a new certificate for the server, also for this machine's own names; the devices trust
-    it as the last one.
+    """Write a new certificate for the server, also for this machine's own names; devices trust it
+    like the old one.
 
     Raises OSError if the authority's files are not in ``folder``.
     """
@@ -92,8 +92,8 @@ def renew(folder: Path, hosts: Sequence[str], days: float = DAYS) -> None:
 def make_key(folder: Path) -> Path:
     """Write a device's key pair; the path of its public half.
 
-    Raises ValueError if it is no device's folder, and if there is a key: with a new key it would be
-    another device.
+    Raises ValueError if it is not a device's folder, and if there is a key: with a new key it would
+    be another device.
     """
     _node_config(folder)
     if (folder / DEVICE_KEY).exists():
@@ -110,7 +110,7 @@ def make_key(folder: Path) -> Path:
 def supernode(folder: Path) -> list[str]:
     """The options of `flower-supernode` for a device's folder.
 
-    Raises ValueError, in one line, if it is no device's folder or lacks its key.
+    Raises ValueError, in one line, if it is not a device's folder or lacks its key.
     """
     folder, facts = folder.absolute(), read_facts(folder)
     config = _node_config(folder)
@@ -130,7 +130,7 @@ def supernode(folder: Path) -> list[str]:
 
 
 def _node_config(folder: Path) -> str:
-    """Raises ValueError, in one line, if it is no device's folder."""
+    """Raises ValueError, in one line, if it is not a device's folder."""
     try:
         return (folder / NODE_CONFIG).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What a run has cost up to each round, beside what it has measured there."""
+"""The costs of a run up to each round, beside its measurements."""
 
 import math
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class Point(NamedTuple):
 
     @staticmethod
     def of(at: float | str) -> "Point":
-        """Of 3600, which are simulated seconds, or dp-epsilon=4. Raises ValueError, in one line."""
+        """The point of 3600 (simulated seconds) or dp-epsilon=4. Raises ValueError, in one line."""
         over, _, value = str(at).rpartition("=")
         try:
             point = Point(float(value), over or CLOCK)

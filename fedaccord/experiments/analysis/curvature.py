@@ -93,7 +93,7 @@ def top_eigenvalue(
 def _power(
     product: Product, generator: torch.Generator, like: Tensor, shift: float, tol: float, steps: int
 ) -> Eigen:
-    """Of H - shift I."""
+    """Power iteration with H - shift I."""
     v = torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
     v /= v.norm()
     value, residual, step = math.nan, math.inf, 0

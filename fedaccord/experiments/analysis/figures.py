@@ -155,7 +155,7 @@ def save_landscapes(path: Path, landscapes: "Mapping[str, Landscape]") -> None:
 
 
 def _write(figure: "Figure", path: Path, dpi: int) -> None:
-    """Atomically; the suffix is the format. Raises OSError, which names the file."""
+    """Save atomically; the suffix is the format. Raises OSError, which names the file."""
     content = BytesIO()
     figure.savefig(content, format=path.suffix[1:], bbox_inches="tight", dpi=dpi)
     replace(path, content.getvalue())

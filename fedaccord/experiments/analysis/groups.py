@@ -1,8 +1,8 @@
 """Groups of runs: those that differ only in their seed are one group, with a spread.
 
-Other data, files or code behind equal settings are another group; what is unknown, as in runs of
-earlier versions, is no difference if only one is known. A seed counts once: runs that repeat it
-are no replicates, even if they differ in the last bits.
+Runs with equal settings but other data, files or code are another group; unknown contents, as in
+runs of earlier versions, count as equal to the known ones if these are all the same. A seed counts
+once: runs that repeat it are not replicates, even if they differ in the last bits.
 """
 
 import json
@@ -67,7 +67,7 @@ def groups_of(runs: Sequence[StoredRun]) -> list[Group]:
 def _of_same_contents(
     runs: Sequence[StoredRun],
 ) -> dict[tuple[tuple[str, str], ...], list[StoredRun]]:
-    """The runs by what their equal settings only name, if that differs: the hashes by key."""
+    """The runs by the hashes, by key, of the contents that their settings name, if these differ."""
     several = _several(runs)
     by_contents: dict[tuple[tuple[str, str], ...], list[StoredRun]] = {}
     for run in runs:
@@ -156,7 +156,7 @@ def is_swept(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _folder(run: StoredRun) -> Path:
-    """Of the sweep, if it is a run of one."""
+    """The sweep's folder, if it is a run of a sweep."""
     return run.path.parent.parent
 
 
@@ -177,8 +177,8 @@ def _orderly(value: Any) -> tuple[bool, bool, Any]:
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys, except algo, in which settings differ. A key that only one method has is no
-    difference to other methods; without a plug-in's table its keys have their defaults."""
+    """The keys, except algo, in which settings differ. A key that only one method has does not
+    count between methods; without a plug-in's table its keys have their defaults."""
     keys, (usual, _) = [], _options(settings)
     for key in dict.fromkeys(key for each in settings for key in each if key != "algo"):
         of_method: dict[str, set[Any]] = {}
@@ -210,14 +210,14 @@ def label(settings: Mapping[str, Any], keys: Sequence[str], form: str = "{}") ->
 
 
 def several_contents(groups: Sequence[Group]) -> list[str]:
-    """The keys behind whose equal values the groups have other samples, files or code; without
+    """The keys with equal values but different samples, files or code in the groups; without
     metrics, which affect no other number."""
     runs = [run for group in groups for run in group.runs]
     return [name for name in _several(runs) if name != "metrics"]
 
 
 def _several(runs: Sequence[StoredRun]) -> list[str]:
-    """The keys behind whose equal values the contents differ."""
+    """The keys with equal values but different contents."""
     digests: dict[tuple[Any, ...], set[str]] = {}
     for run in runs:
         for name, digest in run.contents.items():

@@ -52,8 +52,8 @@ class Measure(NamedTuple):
 class Saved:
     """The model of a run directory with its clients' data.
 
-    more: run-config keys instead of the run's, as data-dir. Raises ValueError, in one line, if that
-    is no run, or its data or its model do not fit.
+    more: run-config keys instead of the run's, such as data-dir. Raises ValueError, in one line, if
+    it is not a run, or if its data or its model do not fit.
     """
 
     def __init__(self, path: Path, more: Mapping[str, Any]) -> None:
@@ -243,7 +243,7 @@ class Landscape(NamedTuple):
 
 
 def landscape(saved: Saved, options: MeasureOptions) -> Landscape:
-    """In filter-normalised directions."""
+    """The landscape in filter-normalised directions."""
     surface, generator = saved.surface(options), saved.generator()
     one, two = (curvature.filter_normalised(surface.model, saved.w, generator) for _ in range(2))
     at = torch.linspace(-options.span, options.span, options.grid, dtype=torch.float64).tolist()

@@ -1,4 +1,4 @@
-"""What the runs of a group measured and spent, with the spread over them, and which is best."""
+"""Metrics and costs of a group's runs, with their spread, and the ranking of groups."""
 
 import math
 from collections.abc import Sequence

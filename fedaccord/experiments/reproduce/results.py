@@ -44,8 +44,8 @@ def result(
 
 
 def merged(file: Path, results: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """The file's rows merged with these; of runs of one cell and seed the one with more rounds. A
-    model that diverged is a result; runs that failed otherwise count if there is no result.
+    """The file's rows merged with these; of two runs of a cell and seed the one with more rounds. A
+    diverged model is a result; a run that failed otherwise counts only if there is no result.
 
     Raises ValueError if the file contains something else.
     """

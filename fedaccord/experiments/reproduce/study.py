@@ -87,7 +87,7 @@ class Study:
         return study
 
     def configuration(self, cell: Cell) -> Configuration:
-        """With the paper's rounds: a run with fewer rounds has the same name."""
+        """A cell's configuration with the paper's rounds: runs with fewer have the same name."""
         settings: dict[str, Any] = {**SAME, **cell.settings, **self.changes}
         if METHODS[settings["algo"]].anneals:
             settings["num-server-rounds"] = self.rounds_of(cell)
@@ -162,8 +162,8 @@ class Study:
                 work([runs[0].job for runs in missing.values()], on_row)
 
     def done(self, run: CellRun) -> Done | None:
-        """The result of a run with as many rounds as requested or more; None: to be run, as is one
-        that failed. A model that diverged in these rounds is a result, which would be the same."""
+        """The result of a run with at least the requested rounds; None: to be run, as is a failed
+        one. A model that diverged in these rounds is a result, as it would diverge again."""
         files = (Path(run.job.folder) / "rows").glob(f"{run.job.name}-*.json")
         rows = {int(file.stem.rpartition("-")[2]): read_row(file) for file in files}
         whole = [n for n, row in rows.items() if row["status"] != FAILED and n >= run.job.rounds]

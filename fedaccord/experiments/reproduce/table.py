@@ -1,13 +1,13 @@
 """The tables: a paper's numbers and their settings, read from tables/*.toml.
 
-A file has a ``title``, the ``source`` of its numbers, and a ``setting``: what the paper does not
-specify. Its columns are all combinations of a choice from each of its ``axes``. A row starts from
-the preset of its name, or from ``preset``, or in columns that match a pattern of ``presets`` from
-another one; the file's table ``run``, the column's choices and the row's ``set`` change that
+A file has a ``title``, the ``source`` of its numbers, and a ``setting``: facts that the paper does
+not specify. Its columns are all combinations of a choice from each of its ``axes``. A row starts
+from the preset of its name, or from ``preset``, or in columns that match a pattern of ``presets``
+from another one; the file's table ``run``, the column's choices and the row's ``set`` change that
 preset, in this order. ``paper`` holds the paper's accuracies in percent: of all columns, or by the
-columns' names; [mean, spread] if the spread is printed, nan if the paper prints a dash. Its
-other numbers are in ``more``, by the names of `measures`; ``targets`` has the accuracy, in percent,
-to which costs are counted, by patterns of columns. Elsewhere it is the paper's FedAvg.
+columns' names; [mean, spread] if the spread is printed, nan if the paper prints a dash. Its other
+numbers are in ``more``, by the names of `measures`; ``targets`` has the accuracy, in percent, to
+which costs are counted, by patterns of columns. Elsewhere it is the paper's FedAvg.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""A method with the settings of its trials, named by what decides their numbers."""
+"""A method with the settings of its trials, named by a hash of those that affect the numbers."""
 
 import hashlib
 import json
@@ -33,9 +33,9 @@ class Configuration:
 
     @cached_property
     def name(self) -> str:
-        """Method and hash of the settings that affect its numbers and are no defaults, as later
-        versions may have more keys. A file counts by its content, data of
-        one's own by their samples, functions and methods of other packages by their code. Raises
+        """Method and hash of the settings that affect its numbers and are not defaults, as later
+        versions may have more keys. The hash includes contents of files, samples of the user's
+        data, and code of functions and of other packages' methods. Raises
         ValueError, in one line, if one cannot be read or imported.
         """
         used, usual = config.in_use(self.config), self.usual or naming_defaults()
@@ -57,7 +57,7 @@ class Configuration:
 
     @cached_property
     def code(self) -> dict[str, str]:
-        """By key, the code of functions. Raises as `name`."""
+        """Hashes of the code of functions, by key. Raises as `name`."""
         return {key: of_code(key, paths) for key, paths in functions(self.config).items()}
 
     @property

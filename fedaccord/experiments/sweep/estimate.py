@@ -112,7 +112,7 @@ def beside(seconds: float, runs: int, workers: int) -> tuple[float, str]:
 
 
 def _words(seconds: float) -> str:
-    """In words, as 90 seconds, 45 minutes, 12 hours."""
+    """A time in words: 90 seconds, 45 minutes, 12 hours."""
     units = {"seconds": 1, "minutes": 60, "hours": 3600}
     name = next((name for name in units if seconds < 120 * units[name]), "hours")
     return f"{seconds / units[name]:.3g} {name}"

@@ -242,8 +242,8 @@ class Plan:
 
     @cached_property
     def run_names(self) -> frozenset[str]:
-        """The names of all runs that it may make; empty with optuna, which proposes configurations
-        by the scores of others."""
+        """The names of all possible runs; empty with optuna, which proposes configurations by the
+        scores of earlier ones."""
         if self.tunes and self.options.search == "optuna":
             return frozenset()
         every = [each for method in self.methods for each in self.configurations(method)]

@@ -58,8 +58,8 @@ def budget(rounds: int, eta: int, below: int) -> int:
 
 
 def ranked(asks: Sequence[Ask], scores: Sequence[float]) -> list[Configuration]:
-    """From best to worst, failed ones last, ties by name: scores that are equal in nine digits, as
-    sums of the same accuracies in another order are."""
+    """Sort from best to worst, failed ones last, ties by name. Scores tie if nine digits are equal,
+    as those of sums of the same accuracies in another order."""
 
     def place(pair: tuple[Ask, float]) -> tuple[bool, float, str]:
         ask, score = pair

@@ -190,7 +190,7 @@ class Sweep:
             self._write(TRIALS, trials_table([*self.trials.values()]).to_csv(index=False))
 
         missing = [job for name, job in jobs.items() if name not in rows]
-        # a point of optuna's that cannot run is a failed trial, which its search goes on from
+        # optuna's search continues after a point that cannot run: it is a failed trial
         if not before and not rows and self.plan.options.search != "optuna":
             check_data(missing, self.plan.options)
         write_records(self.folder, self.records)

@@ -179,9 +179,9 @@ def check_measured(job: Job, row: Row) -> None:
 
 def check_data(jobs: Iterable[Job], options: SweepOptions) -> None:
     """Raises ValueError, in one line, if data and model fit the settings of none of the jobs; of
-    jobs that differ by their seeds alone the first is checked. A Ray cluster's are not: its
-    machines have the data; nor is a model that will be on a GPU in other processes. options: where
-    the jobs will run."""
+    jobs that differ only by their seeds the first is checked. Jobs on a Ray cluster are not
+    checked, as its machines have the data, nor models that will be on a GPU in other processes.
+    options: where the jobs will run."""
     if options.ray_address:
         return
     elsewhere = threads.processes(options.workers) > 1
@@ -212,8 +212,8 @@ def check_data(jobs: Iterable[Job], options: SweepOptions) -> None:
 
 
 def forget_failures(folder: Path) -> None:
-    """Remove the rows of failed trials from a sweep's folder: the cause may be mended, and they run
-    again. A model that diverged is a result, which would be the same."""
+    """Remove the rows of failed trials from a sweep's folder: they run again, as the cause may be
+    fixed. A model that diverged is a result, as it would diverge again."""
     for file in (folder / ROWS).glob("*.json"):
         row = read_row(file)
         if row["status"] == FAILED and DIVERGED not in row["reason"]:
@@ -246,7 +246,7 @@ def _run(job: Job) -> Row:
 
 
 def _check_code(job: Job, run_config: RunConfig) -> None:
-    """Raises ValueError, in one line, if this process has other code than its trial is named by."""
+    """Raises ValueError, in one line, if this process has other code than the trial's name."""
     for key, digest in (job.code or {}).items():
         paths = named_contents.functions(run_config)[key]
         if named_contents.of_code(key, paths) != digest:
@@ -290,8 +290,8 @@ def _row(job: Job, status: str, reason: str = "") -> Row:
 
 
 def _at_seconds(job: Job) -> Row:
-    """The metric of the last evaluation up to its simulated seconds; empty: it is another one, or
-    there is none."""
+    """The metric of the last evaluation up to its simulated seconds; empty: it is another metric,
+    or there is no evaluation."""
     if not (at := metrics.AT.search(job.metric)):
         return {}
     key = column(job.metric, "validation" if job.settings["validation"] else "test")
