@@ -162,6 +162,8 @@ def test_invalid_inputs_are_refused(folder: Path) -> None:
     assert model(image).shape == (2, 10)
     with pytest.raises(ValueError, match=r"^inputs: expected \(n, 1, 8, 8\) .*, got \(1, 8, 8\)$"):
         model(image[0])
+    with pytest.raises(ValueError, match=r"^inputs: expected a tensor .*, got a list$"):
+        model(["a text"])
     with pytest.raises(ValueError, match=r"^inputs: expected uint8 images .*, got torch\.float32$"):
         model(image.float())
 

@@ -207,7 +207,8 @@ def _num_classes(name: str, classes: Any, y_train: Tensor, y_test: Tensor) -> in
         _warn_if_unseen(name, y_train, top)
     number = _count("classes", top + 1 if classes is None else classes)
     if number < 2 or top >= number:
-        raise ValueError(f"expected labels below classes={number}, two or more, got {top}")
+        void = f"; mark what does not count by {IGNORED}" if y_train.ndim > 1 else ""
+        raise ValueError(f"expected labels below classes={number}, two or more, got {top}{void}")
     return number
 
 

@@ -78,6 +78,8 @@ def partition(
     """
     _known("partition", scheme, SCHEMES)
     _known("replacement", replacement, REPLACEMENTS)
+    if scheme in BY_CLASS and labels.shape[1:] == (1,) and labels.dtype.kind in "iu":
+        raise ValueError("dataset: expected labels (n,), got (n, 1): flatten them")
     if scheme in BY_CLASS and not has_classes(labels):
         raise ValueError(
             f"partition: expected iid, natural or file if targets are no class labels, got "

@@ -35,6 +35,10 @@ def split_of(content: Any) -> Split:
     if isinstance(content, tuple | list) and len(content) == 2:
         x, y = map(_plain, content)
         return Split(_inputs(x), _tensor(y))
+    if hasattr(content, "columns") and hasattr(content, "iloc"):
+        raise ValueError(
+            "expected (inputs, targets), got one table: return (table[features], table[target])"
+        )
     if hasattr(content, "column_names") and hasattr(content, "features"):
         return _of_columns(content)
     if hasattr(content, "__getitem__") and hasattr(content, "__len__") and not is_array(content):

@@ -256,6 +256,8 @@ def _config(
             settings["fraction-train"] = 1.0  # whether the cohorts have all is checked
     own_keys = {*settings, *(("fraction-train", "sampling") if has_cohorts else ())}
     for key in sorted(values.keys() & own_keys):
+        if key == "num-server-rounds":  # rounds= has a default
+            raise TypeError(f"{key}: expected it as rounds=, got num_server_rounds=")
         raise TypeError(f"{key}: expected it or {ARGUMENTS[key]}=, got both")
     values = {**values, **settings}
     arguments = {key: name for key, name in ARGUMENTS.items() if key in own_keys}

@@ -343,7 +343,8 @@ def predictions(output: Any) -> Tensor:
         return output
     raise ValueError(
         f"model: expected predictions in a tensor, got {describe(output)}; "
-        "return them, or give forward=lambda model, batch: ..., which does"
+        "return a tensor in the module's forward, or, with simulate(clients=) or train_locally, in "
+        "forward=lambda model, batch: ..."
     )
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -272,6 +273,11 @@ def test_an_image_of_a_palette_has_its_colours(monkeypatch: pytest.MonkeyPatch) 
         ({"train": (np.zeros((4, 8, 8, 3)), Y)}, "or as floats .n, channels, h, w., got float64"),
         ({"train": (np.ma.masked_equal(X, 3), Y)}, "got a masked array: fill it"),
         ({"train": (X, np.full((4, 2), -100))}, "labels from 0 on, got -100 alone"),
+        (
+            {"train": (X, np.array([[0, 1], [1, 255]] * 2)), "classes": 2},
+            "labels below classes=2, .*, got 255; mark what does not count by -100$",
+        ),
+        ((pd.DataFrame(X), pd.DataFrame(X)), r"one table: return \(table\[features\], table\["),
     ],
 )
 def test_what_would_train_on_other_values_is_refused(

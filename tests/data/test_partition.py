@@ -270,6 +270,10 @@ def test_report_of_many_clients_stays_short():
         ({"labels": LABELS - 1}, "integers from 0"),
         (
             {"labels": LABELS[:, None], "scheme": "pathological"},
+            r"^dataset: expected labels \(n,\), got \(n, 1\): flatten them$",
+        ),
+        (
+            {"labels": np.stack([LABELS, LABELS], 1), "scheme": "pathological"},
             "^partition: expected iid, natural or file .*, got pathological, which deals by class",
         ),
     ],

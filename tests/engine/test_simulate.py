@@ -517,7 +517,7 @@ def test_a_share_of_the_nodes_of_a_graph_is_refused_by_the_name_it_has(more: Any
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        ({"num_server_rounds": 9}, "num-server-rounds: expected it or rounds="),
+        ({"num_server_rounds": 9}, "num-server-rounds: expected it as rounds=, got num_s"),
         ({"num_clients": 9}, "num-clients: expected it or clients="),
         ({"dtype": torch.float32, "precision": "float64"}, "precision: expected it or dtype="),
         ({"fraction_train": 0.3}, "fraction-train: expected it or participation="),

@@ -18,8 +18,8 @@ from fedaccord.task.tensors import cast
 class SavedModel(nn.Module):
     """The model of a run with the preparation of its inputs.
 
-    Called with images (n, channels, height, width) uint8 as in their files, or with float features
-    (n, features); returns the outputs (n, classes).
+    Called with images (n, channels, height, width) uint8 as in their files, float features
+    (n, features) or token ids (n, max-length); returns the outputs (n, classes).
     """
 
     def __init__(self, module: nn.Module, card: dict[str, Any]) -> None:
@@ -30,6 +30,9 @@ class SavedModel(nn.Module):
         self.mean, self.std = tuple(card["mean"]), tuple(card["std"])  # per channel, of [0, 1]
 
     def forward(self, inputs: Tensor) -> Tensor:
+        if not isinstance(inputs, Tensor):
+            got = type(inputs).__name__
+            raise ValueError(f"inputs: expected a tensor (token ids, if texts), got a {got}")
         if tuple(inputs.shape[1:]) != self.shape:
             got = tuple(inputs.shape)
             raise ValueError(f"inputs: expected (n, {str(self.shape)[1:]} as in the run, got {got}")
