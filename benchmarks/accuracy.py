@@ -78,6 +78,11 @@ def common(page: str) -> dict[str, Any]:
     return flatten(read_file(page)["run"])
 
 
+def augmentation(dataset: str) -> str:
+    """How local steps augment the data set, at the end of a list; empty: not at all."""
+    return ", random crops and mirrored images" if dataset == "cifar10" else ""
+
+
 def read_file(page: str) -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name(f"{page}.toml").read_text("utf-8"))
 

@@ -25,7 +25,7 @@ import data
 import matplotlib
 import pandas as pd
 import torch
-from accuracy import NAMES
+from accuracy import NAMES, augmentation
 from scipy.stats import t as student
 
 from fedaccord.engine import simulate
@@ -197,7 +197,7 @@ def setup(runs: Runs) -> list[str]:
         f"of {common['local-steps']} local steps of batch {common['batch-size']}; rate "
         f"{common['lr']:g} with decay {common['lr-decay']:g} a round, weight decay "
         f"{common['weight-decay']:g}, gradient norms clipped at {common['clip-norm']:g}"
-        f"{', random crops and mirrored images' if common['dataset'] == 'cifar10' else ''}; seeds "
+        f"{augmentation(common['dataset'])}; seeds "
         f"{', '.join(map(str, seeds))}. DFedAvgM has momentum 0.9, DFedSAM radius 0.01, "
         "DFedSAM-MGS four gossip steps; nothing is tuned. All nodes start from one model. "
     )

@@ -279,7 +279,7 @@ def setting(plan: Plan) -> str:
         f"{run['num-server-rounds']} rounds of {length} of batch {run['batch-size']}; the rate is "
         f"multiplied by {run['lr-decay']:g} a round, weight decay {run['weight-decay']:g}, "
         f"gradient norms clipped at {run['clip-norm']:g}"
-        + (", random crops and mirrored images" if run["dataset"] == "cifar10" else "")
+        + accuracy.augmentation(run["dataset"])
         + (f" ({', '.join(own)})." if own else ".")
         + f" Models are evaluated every {run['eval-every']} rounds."
         + (BEGINNING if run["dataset"] == "cifar10" else "")

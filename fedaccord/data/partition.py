@@ -78,9 +78,9 @@ def partition(
     """
     _known("partition", scheme, SCHEMES)
     _known("replacement", replacement, REPLACEMENTS)
-    if scheme in BY_CLASS and labels.shape[1:] == (1,) and labels.dtype.kind in "iu":
-        raise ValueError("dataset: expected labels (n,), got (n, 1): flatten them")
     if scheme in BY_CLASS and not has_classes(labels):
+        if labels.shape[1:] == (1,) and has_classes(labels[:, 0]):
+            raise ValueError("dataset: expected labels (n,), got (n, 1): flatten them")
         raise ValueError(
             f"partition: expected iid, natural or file if targets are no class labels, got "
             f"{scheme}, which deals by class: set partition=iid"

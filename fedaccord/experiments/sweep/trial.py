@@ -89,7 +89,7 @@ def check_names(folder: Path, configurations: Iterable[Configuration]) -> Record
     methods = {*map(_method_of, rows)}
     for each in configurations:
         used = config.in_use(each.config) if each.algo in methods else {}
-        for key in (used.keys() & usual.keys()) - each.settings.keys():
+        for key in sorted((used.keys() & usual.keys()) - each.settings.keys()):
             if used[key] != usual[key]:
                 raise ValueError(
                     f"{folder}: its trials were begun with the default {key}={usual[key]}, which "
@@ -114,7 +114,9 @@ def check_run(folder: Path, plan: Plan) -> Records:
 
     Those that [space] varies, and those of methods that are new in the folder, may differ.
     """
-    file, usual, free = folder / RUN, config.defaults(), config.affecting("speed", "place")
+    file, free = folder / RUN, config.affecting("speed", "place")
+    usual = config.defaults()
+    usual_before = usual | naming_defaults(folder)
     now = {k: v for k, v in plan.run.items() if k.rpartition(".")[2] not in free and k != "algo"}
     now = {key: value for key, value in now.items() if key not in config.paths(now)}
     begun = file.exists() and any((folder / ROWS).glob("*.json"))
@@ -122,7 +124,8 @@ def check_run(folder: Path, plan: Plan) -> Records:
         read_table(file, "methods", "run") if begun else {"methods": [], "run": now}
     )
     for key in {**record["run"], **now}:
-        before, value = (each.get(key, usual.get(key)) for each in (record["run"], now))
+        before = record["run"].get(key, usual_before.get(key))
+        value = now.get(key, usual.get(key))
         is_new = key.partition(".")[0] in {*plan.methods} - {*record["methods"]}
         if before != value and key not in plan.space and not is_new:
             raise ValueError(

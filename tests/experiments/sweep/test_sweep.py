@@ -319,6 +319,8 @@ def test_a_sweep_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) ->
     defaults.write_text(json.dumps(before | {"lr": 0.2}))
     with pytest.raises(ValueError, match=r"begun with the default lr=0.2, which is 0.1 today; set"):
         finish(plan, tmp_path)
+    same = make({"algo": ["fedavg"]}, {"lr": 0.2})
+    assert all(step.is_earlier for step in finish(same, tmp_path))
     defaults.unlink()
     with pytest.raises(ValueError, match=r"of an earlier version, .*; choose another --out$"):
         finish(plan, tmp_path)
