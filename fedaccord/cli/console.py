@@ -35,7 +35,9 @@ class Commands(TyperGroup):
             text = re.sub(r"(Did you mean .*) \(?Did you mean.*$", r"\1", error.format_message())
             code = error.exit_code  # without a text: the help was printed
             if text:
-                _complain(f"{text} See fedaccord --help.", code)
+                context = getattr(error, "ctx", None)
+                command = context.command_path if context else "fedaccord"
+                _complain(f"{text} See {command} --help.", code)
         except ModuleNotFoundError as error:
             if (extra := extra_of(error.name or "")) is None:
                 raise

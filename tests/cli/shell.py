@@ -14,7 +14,9 @@ TINY = ("model=linear", "num-clients=4", "num-server-rounds=2", "local-epochs=1"
 
 
 def invoke(*words: object, **env: str) -> Result:
-    return CliRunner().invoke(cli.app, [str(word) for word in words], env=env)
+    return CliRunner().invoke(
+        cli.app, [str(word) for word in words], env=env, prog_name="fedaccord"
+    )
 
 
 def run(tmp_path: Path, *words: object) -> Result:

@@ -104,6 +104,11 @@ def test_an_unknown_command_is_one_line(name: str, tmp_path: Path) -> None:
     assert line.endswith(" See fedaccord --help.\n")
 
 
+def test_a_line_about_an_option_names_the_help_of_its_command(tmp_path: Path) -> None:
+    line = refusal(tmp_path, invoke("run", "--outdir", "x"))
+    assert line.endswith("No such option '--outdir'. See fedaccord run --help.\n")
+
+
 def test_a_group_without_a_command_is_its_help() -> None:
     result = invoke("deploy")
     assert (result.exit_code, result.stderr) == (2, "")
