@@ -19,7 +19,7 @@ from fedaccord.engine.keywords import keys_of, make_config
 from fedaccord.federation.round import Round
 from fedaccord.process.allocator import give_back_memory
 from fedaccord.runs import RunDirectory, logbook
-from fedaccord.task import Clients, Task, load_task
+from fedaccord.task import Clients, Task, forget_tasks, load_task
 from fedaccord.task.multiplications import threads_of_task
 
 log = logging.getLogger("flwr")
@@ -73,6 +73,7 @@ def run_with(algo: str = RunConfig.algo, **keys: Any) -> Path:
     on settings that do not fit, FederationError as `simulate`.
     """
     config = make_config(keys_of(keys) | {"algo": algo})
+    forget_tasks()  # files, and what functions read, may have changed
     with quiet():
         return run(config).path
 

@@ -27,7 +27,7 @@ from fedaccord.process import threads
 from fedaccord.runs import logbook, named_contents
 from fedaccord.runs.checkpoint import Checkpoint, Checkpoints
 from fedaccord.strategies import METHODS
-from fedaccord.task import load_task
+from fedaccord.task import forget_tasks, load_task
 from fedaccord.task.batches import PAIRS, BatchFormat, Forward
 from fedaccord.task.losses import AUTO
 from fedaccord.task.multiplications import threads_of_task
@@ -165,6 +165,7 @@ def simulate(
         module = model if isinstance(model, str) else module_of(model, method.seed)
         task = own_task(config, clients, test, module, loss, BatchFormat(forward, targets))
     else:
+        forget_tasks()  # files, and what functions read, may have changed
         task = load_task(config.task, num_clients=config.num_clients)
     check_examples(task, method)
     chosen = threads_of_task(config.threads, task, method, config.workers)

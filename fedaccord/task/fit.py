@@ -84,11 +84,18 @@ def check_fit(
 
 
 def check_kept(model: FlatModel, inputs: Any, precision: str) -> None:
-    """Raise ValueError, in one line, as `FlatModel.check_kept`, for a pass in training mode."""
-    before = model.frozen_checksums()
+    """Raise ValueError, in one line, for a pass in training mode that changes its inputs in place,
+    or as `FlatModel.check_kept`."""
+    before, parts = model.frozen_checksums(), [*batches.tensors_of(inputs)]
+    versions = [part._version for part in parts]
     with torch.no_grad(), seeded(0), suppress(Exception):  # as of BatchNorm with one sample
         model.train()
         forward(model, inputs, precision)
+    if versions != [part._version for part in parts]:
+        raise ValueError(
+            "model: expected a forward pass that leaves its inputs as they are, in training mode "
+            "it changes them in place: write x = x + noise for x += noise, and set inplace=False"
+        )
     model.check_kept(before)
     model.load(model.w)
 

@@ -24,8 +24,8 @@ GIVEN = ("natural", "file")  # partitions that clients do not draw
 
 
 def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> Task:
-    """The task of a run configuration, loaded once per process, and again if the code of one of its
-    functions was reloaded.
+    """The task of a run configuration, loaded once, and again after `forget_tasks` or if the code
+    of one of its functions was reloaded.
 
     ``whole``: every client holds the whole training set (a device with its own data). Raises
     ValueError if data set, partition, model and number of clients do not fit.
@@ -40,7 +40,7 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
 
 
 def forget_tasks() -> None:
-    """Free the memory of the last tasks, which `load_task` keeps."""
+    """Free the memory of the last tasks, which `load_task` keeps; it loads them anew."""
     _load_task.cache_clear()
 
 

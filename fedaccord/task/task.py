@@ -17,7 +17,7 @@ from fedaccord.core.request import DEFAULT, ModelSettings
 from fedaccord.core.vectors import dtype_of, index_rows, to_device
 from fedaccord.data import fingerprint
 from fedaccord.data.partition import has_classes
-from fedaccord.task.batches import PAIRS, Batch, BatchFormat, as_floats
+from fedaccord.task.batches import PAIRS, Batch, BatchFormat, as_floats, map_tensors
 from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.cohort_batches import cut
 from fedaccord.task.cohort_solver import Stack, stacked
@@ -132,6 +132,7 @@ class Task:
 
     def _check_fit(self, model: FlatModel, precision: str) -> None:
         inputs, targets = self.example(2, model.w.dtype)
+        inputs = map_tensors(Tensor.clone, inputs)  # whatever the model does to them
         arguments = {} if targets.is_floating_point() else self.card.get("arguments", {})
         classes = arguments.get("classes")
         test = self.test if self.num_tests else None

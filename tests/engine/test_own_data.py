@@ -533,12 +533,13 @@ def test_a_model_that_cross_entropy_or_a_copy_does_not_fit_is_refused() -> None:
 
 
 class InPlace(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, only_in_training: bool = False) -> None:
         super().__init__()
-        self.layer = nn.Linear(4, 3)
+        self.layer, self.only_in_training = nn.Linear(4, 3), only_in_training
 
     def forward(self, x: Tensor) -> Tensor:
-        x -= 1
+        if self.training or not self.only_in_training:
+            x -= 1
         return self.layer(x)
 
 
@@ -618,11 +619,15 @@ def test_what_no_copy_or_no_second_pass_survives_is_refused() -> None:
     for model, line in (
         (hooked, r"parameters without hooks, weight has one"),
         (InPlace(), r"TypeError: it changes its arguments in place; copy them"),
+        (InPlace(only_in_training=True), r"in training mode it changes them in place: write x ="),
+        (nn.Sequential(nn.Dropout(inplace=True), nn.Linear(4, 3)), r"and set inplace=False"),
     ):
         x, y = torch.randn(6, 4), torch.arange(6) % 3
+        before = x.clone()
         with pytest.raises(ValueError, match=line) as error:
             simulate("fedavg", clients=[(x, y)] * 2, model=model, rounds=1)
         assert "\n" not in str(error.value)
+        assert torch.equal(x, before)
 
 
 def test_a_label_of_a_sequence_without_an_output_is_refused_before_a_round() -> None:

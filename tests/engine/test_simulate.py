@@ -1,6 +1,7 @@
 """`simulate`: its one call, what it records, what it leaves alone, what it refuses."""
 
 import copy
+import json
 import logging
 import re
 import sys
@@ -24,6 +25,7 @@ from fedaccord.core.optimizer import AdamW
 from fedaccord.engine import History, quiet
 from fedaccord.federation.errors import FederationError
 from fedaccord.plugins.sam import SAM
+from fedaccord.runs import reader
 from fedaccord.strategies import FedAvg, Scaffold
 from tests.federation import half_square, linear
 from tests.reference.problem import LeastSquares
@@ -362,13 +364,62 @@ def test_a_run_depends_on_its_seed_and_on_nothing_that_ran_before() -> None:
 
 
 def test_a_data_set_by_name_twice() -> None:
-    """The task is loaded once; what one run left in its model does not reach the next."""
+    """What one run left in its model does not reach the next."""
     keys: dict[str, Any] = {"rounds": 2, "participation": 0.5, "record": "weights"}
     keys |= {"num_clients": 4, "local_epochs": 1}
     first = simulate("fedinit", **keys)
     simulate("scaffold", **keys)
     assert same(simulate("fedinit", **keys), first)
     assert first.metrics["test-accuracy"].iloc[-1] > first.metrics["test-accuracy"].iloc[0]
+
+
+WIDTH = 3  # of `hidden`
+
+
+def hidden(classes: int) -> nn.Module:
+    """A model of what is in this module when it is built, as in a notebook's loop."""
+    return nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU(), nn.Linear(WIDTH, classes))
+
+
+@pytest.mark.parametrize("call", [simulate, run])
+def test_files_and_functions_are_read_again_by_the_next_run(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(y: Any, sizes: list[int]) -> None:
+        x = np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4)
+        np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+        owners = iter(range(8))
+        parts = [[next(owners) for _ in range(size)] for size in sizes]
+        (tmp_path / "parts.json").write_text(json.dumps(parts))
+
+    def loss() -> float:
+        keys: dict[str, Any] = {
+            "dataset": "npz",
+            "data_dir": str(tmp_path / "data.npz"),
+            "partition": "file",
+            "partition_file": str(tmp_path / "parts.json"),
+            "model": f"{__name__}:hidden",
+            "num_clients": 2,
+            "batch_size": 2,
+            "num_server_rounds": 2,
+        }
+        if call is run:
+            result = run("fedavg", **keys, out_dir=str(tmp_path / "runs"))
+            return float(reader.read(result).metrics["test-loss"].iloc[-1])
+        keys["rounds"] = keys.pop("num_server_rounds")
+        return float(simulate("fedavg", **keys).metrics["test-loss"].iloc[-1])
+
+    labels = np.arange(8) % 2
+    write(labels, [4, 4])
+    losses = [loss(), loss()]
+    assert losses[0] == losses[1]
+    write(labels, [7, 1])
+    losses.append(loss())
+    write(1 - labels, [7, 1])
+    losses.append(loss())
+    monkeypatch.setattr(sys.modules[__name__], "WIDTH", 5)
+    losses.append(loss())
+    assert len({*losses}) == 4
 
 
 def test_a_model_by_name_fits_the_clients_tensors() -> None:

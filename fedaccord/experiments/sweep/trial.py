@@ -187,6 +187,7 @@ def check_data(jobs: Iterable[Job], options: SweepOptions) -> None:
     options: where the jobs will run."""
     if options.ray_address:
         return
+    forget_tasks()  # files, and what functions read, may have changed
     elsewhere = threads.processes(options.workers) > 1
     leaves_gpu = elsewhere and torch.cuda.is_available()  # to the processes
     errors: dict[Any, Exception] = {}
