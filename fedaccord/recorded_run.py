@@ -174,7 +174,7 @@ def with_lost_states(state: RoundState, session: Session, config: RunConfig) -> 
     its first round, and that round would be lost.
     """
     is_simulated = session.fleet.place == SIMULATED
-    clients = (state.accepted >= 0).nonzero().flatten().tolist()
+    clients = (state.accepted != -1).nonzero().flatten().tolist()
     stateless = next(leaves(session.client_state()), None) is None
     if not is_simulated or config.state_dir or stateless or not clients:
         return state

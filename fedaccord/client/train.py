@@ -183,7 +183,7 @@ def reply_to_evaluation(message: Message, store: Store, data: Data) -> Message:
 def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainReply, Any]:
     """The reply to a request, on `Data.home`, and the client's next state, on the host.
 
-    state: the client's before this request; None: it is the first one. Raises ValueError if the
+    state: the client's before this request; None: it has none. Raises ValueError if the
     message and the data do not fit together or the model diverged.
 
     If `Data.home` is a GPU, this does not synchronise: the loss is a tensor; reading it shows
@@ -193,7 +193,10 @@ def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainRep
     instruction, model = request.instruction, data.model
     half, config, device = instruction.half, instruction.config, model.w.device
     down = all_to_device(request.down, device)
-    state = first_client_state(request, model) if state is None else all_to_device(state, device)
+    if state is None or instruction.accepted < -1:
+        state = first_client_state(request, model, state)
+    else:
+        state = all_to_device(state, device)
     steps = _steps(instruction, data.batches)
     config = config._replace(steps=steps, hidden=model.hidden, secret=data.secret)
     if half.keeps_local:
@@ -235,13 +238,15 @@ def _steps(instruction: TrainInstruction, batches: Iterable[Batch]) -> int:
     return 0
 
 
-def first_client_state(request: TrainRequest, model: FlatModel) -> Any:
-    """A client's state before its first request."""
+def first_client_state(request: TrainRequest, model: FlatModel, earlier: Any = None) -> Any:
+    """A client's state before its first request; earlier: one whose own parameters and buffers
+    still count."""
     half, device = request.instruction.half, model.w.device
     w = to_device(request.down.w, device)
     w_init = w if request.w_init is None else to_device(request.w_init, device)
     state = half.init(w, w_init, request.instruction.config)
-    return WithLocal(state, model.initial_local) if half.keeps_local else state
+    local = model.initial_local if earlier is None else to_device(earlier.local, device)
+    return WithLocal(state, local) if half.keeps_local else state
 
 
 def local_evaluation(request: EvaluateRequest, state: Any, data: Data) -> dict[str, float]:

@@ -109,7 +109,7 @@ class TrainInstruction(NamedTuple):
     federation: str = ""  # its name, the same after a server restart
     attempt: int = 0  # which start of the server this is; a later one has a larger number
     client: int = -1
-    accepted: int = -1  # the last round the server accepted from this client; -1: none
+    accepted: int = -1  # as of this client in `RoundState`, whose reply is a first one if below 0
     durable: int = -1  # `accepted` in the server's last checkpoint, which does not hold the state
     buffers: str = "refuse"
     local_parameters: str = ""

@@ -246,7 +246,9 @@ class RoundState(NamedTuple):
     w: Vector  # w^t, (d,); without a server (m, d), a row for each node
     w_init: Vector | None  # (d,), w^0; None: no client reads it
     server: Any  # the method's server state, a NamedTuple of vectors
-    accepted: Tensor  # (C,) int64: the round whose reply was last accepted; -1: none yet
+    # (C,) int64: the round t whose reply was last accepted; -1: none yet; -2 - t: after a reset,
+    # when of the client's state only its own parameters and buffers still count
+    accepted: Tensor
     failed: int = 0  # failed rounds in a row, without those of an empty cohort
     moments: Any = Stateless()  # the mean of the optimisers' vectors, of optimizer-state=average
     buffers: Vector | None = None  # (d_b,), the clients' mean, which no method reads; None: none
@@ -264,7 +266,7 @@ class RoundState(NamedTuple):
 
     def client(self, i: int) -> Client:
         delay = 0 if self.delays is None else int(self.delays[i])
-        return Client(i, self.t, int(self.accepted[i]), delay)
+        return Client(i, self.t, max(-1, int(self.accepted[i])), delay)
 
     def to(self, device: torch.device) -> "RoundState":
         """The same with its vectors on ``device``; ``accepted`` stays on the host."""
@@ -329,15 +331,16 @@ def server_round(
         late = torch.tensor([reply.delay for reply in replies])
         delays = delays.index_copy(0, clients, late)
         accepted = accepted.index_copy(0, clients, s.t - late)
+    began = accepted.clamp(min=-1)
     info = RoundInfo(
         round=s.t,
         lr=method.rate(s.t),
         num_clients=s.num_clients,
-        accepted=accepted,
+        accepted=began,
         weighted=method.weighting == "examples",
         anchored_at_starts=half.moves_anchor,
         schedule=half.schedule,
-        seen=seen(accepted, delays, s.visits),
+        seen=seen(began, delays, s.visits),
     )
     privacy = s.privacy
     if privacy is not None and privacy.local:  # clients have added the noise
@@ -374,17 +377,22 @@ def forget(
     """The state after ``clients`` lost theirs: their next visit is a first one.
 
     If the server's memory is a sum over the clients' states, the part of a lost state is unknown
-    and cannot be subtracted. All memories are then reset at the current model.
+    and cannot be subtracted. All memories are then reset at the current model; the other clients
+    keep their own parameters and buffers, which enter no sum.
     """
-    if not begins_anew(method, half):
-        clients_without_state = torch.tensor([*clients])
-        return s._replace(accepted=s.accepted.index_fill(0, clients_without_state, -1))
+    accepted, is_anew = s.accepted, begins_anew(method, half)
+    if is_anew and half.keeps_local:
+        accepted = accepted.where(accepted < 0, -2 - accepted)
+    elif is_anew:
+        accepted = torch.full_like(accepted, -1)
+    accepted = accepted.index_fill(0, torch.tensor([*clients]), -1)
+    if not is_anew:
+        return s._replace(accepted=accepted)
     w = method.output_model(s.w, s.server)
     centre = method.topology.average(w)
     _, server = method.topology.begin(centre, first_server(method, centre), s.num_clients)
-    none = torch.full_like(s.accepted, -1)
     # pending requests began with old memories: their replies are dropped
-    return s._replace(w=w, w_init=centre, server=server, accepted=none, visits=())
+    return s._replace(w=w, w_init=centre, server=server, accepted=accepted, visits=())
 
 
 def begins_anew(method: ServerHalf, half: ClientHalf) -> bool:

@@ -33,8 +33,8 @@ from fedaccord.federation.errors import FederationError, last_line
 from fedaccord.federation.fleet import LATE, TrainReplies
 from fedaccord.process.allocator import keep_freed_memory
 from fedaccord.process.threads import cores
-from fedaccord.storage.on_ray import GONE, RayStore, is_lost, put
-from fedaccord.storage.store import MissingStateError, packed_before
+from fedaccord.storage.on_ray import RayStore, is_lost, put
+from fedaccord.storage.store import MissingStateError, packed_before, round_of
 from fedaccord.task import Task
 
 log = logging.getLogger("flwr")
@@ -101,7 +101,8 @@ class Worker:
             self.round = round[0], ray.get(round[0])
         requests = [self.round[1][i] for i in clients]
         pairs = zip((request.instruction for request in requests), states, strict=True)
-        self.fleet.restore((a.client, (a.accepted, s)) for a, s in pairs if s is not None)
+        states = ((a.client, (round_of(a.accepted), s)) for a, s in pairs if s is not None)
+        self.fleet.restore(states)
         return requests
 
 
@@ -134,7 +135,8 @@ class WorkersFleet(StoreFleet):
     """C clients whose local rounds are distributed over workers, the largest clients first.
 
     A worker that dies is replaced, and its requests are repeated; one that exceeds the time of a
-    round is killed. A client whose state was lost with a machine replies `StateLost`.
+    round is killed. A client whose state was lost with a machine replies `StateLost`, and evaluates
+    without it.
     """
 
     def __init__(
@@ -193,9 +195,9 @@ class WorkersFleet(StoreFleet):
             clients = [it.client for it in share.instructions]
             return [actor.evaluate.remote([round], clients, deadline - _now(), *share.states)]
 
-        answers = {a.client: r for a, r, _ in self._ask(questions, send, deadline)}
-        readings = [answers[it.client] for it in questions]
-        return [GONE if isinstance(reading, StateLost) else reading for reading in readings]
+        asked = self._ask(questions, send, deadline, stateless=True)
+        answers = {a.client: reading for a, reading, _ in asked}
+        return [answers[it.client] for it in questions]
 
     def close(self) -> None:
         for slot in self._slots:
@@ -204,20 +206,28 @@ class WorkersFleet(StoreFleet):
     # --- shares and workers -----------------------------------------------------------------------
 
     def _ask(
-        self, questions: Sequence[TrainInstruction], send: Send, deadline: float, most: int = 100
+        self,
+        questions: Sequence[TrainInstruction],
+        send: Send,
+        deadline: float,
+        most: int = 100,
+        stateless: bool = False,
     ) -> Iterator[tuple[TrainInstruction, Any, Any]]:
         """(request, reading, Ray object of the next state) as they arrive; most: requests in a
-        share.
+        share; stateless: clients whose state was lost reply without it.
 
         Raises FederationError if no worker is left.
         """
-        pairs = []
+        pairs: list[tuple[TrainInstruction, Any]] = []
         for instruction in questions:
             try:
                 memory = self.store.load(instruction.client)
                 pairs.append((instruction, packed_before(memory, instruction)))
             except MissingStateError:
-                yield instruction, StateLost(instruction.accepted), None
+                if stateless:
+                    pairs.append((instruction, None))
+                else:
+                    yield instruction, StateLost(instruction.accepted), None
             except ValueError as error:
                 yield instruction, describe(error), None
         left = deque(self._deal(pairs, most))
@@ -241,10 +251,10 @@ class WorkersFleet(StoreFleet):
                 assert share is not None
                 lost = [s is not None and is_lost(s) for s in share.states]
                 for part, without in zip(share.apart(), lost, strict=True):
-                    if without:
+                    if without and not stateless:
                         yield part.instructions[0], StateLost(part.instructions[0].accepted), None
                     else:
-                        left.append(part)
+                        left.append(part._replace(states=[None]) if without else part)
             except RayTaskError as error:  # errors that LocalFleet does not count as a client's
                 assert share is not None
                 reason = describe(error.cause)

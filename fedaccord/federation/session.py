@@ -112,7 +112,7 @@ class Session:
         first: dict[tuple[int, int], Any] = {}  # the message to the first client of each last visit
         for i in cohort:
             client, down = s.client(i), broadcast(self.method, s, i)
-            accepted = client.last_round
+            accepted = int(s.accepted[i])
             like = first.setdefault((accepted, client.delay), down)
             w_init = s.w_init if late and accepted < 0 else None
             down = self._rounded(like if _are_equal(down, like) else down, s.t, rounded)
@@ -163,7 +163,7 @@ class Session:
         own_only, clients = method.evaluation == "server", list[int]()
         if own_only:
             reached = available if isinstance(available, range) else {*available}
-            accepted = (s.accepted >= 0).nonzero().flatten().tolist() if self.has_personal else []
+            accepted = (s.accepted != -1).nonzero().flatten().tolist() if self.has_personal else []
             clients = [i for i in accepted if i in reached]
         elif method.fraction_evaluate:
             clients = method.draw_evaluators(s.t, available, s.num_clients)

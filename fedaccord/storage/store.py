@@ -50,6 +50,7 @@ class MissingStateError(Exception):
 
 def packed_before(memory: Memory | None, instruction: TrainInstruction) -> Any | None:
     """The stored form of the state at the start of a visit; None: it is the client's first visit.
+    If ``accepted`` is below -1, only the client's own parameters and buffers still count.
 
     Every start of a run has a larger ``attempt`` than earlier starts, so messages are ordered by
     (attempt, round). A later start is accepted even if its first round is lower; after that,
@@ -68,12 +69,10 @@ def packed_before(memory: Memory | None, instruction: TrainInstruction) -> Any |
             f"the message of round {instruction.round + 1} came after that of round "
             f"{memory.latest.round + 1}: nothing was done"
         )
-    if instruction.accepted < 0:
-        return None
     entry = version(memory, instruction.accepted)
     if entry is not None:
         return entry.state
-    if _is_stateless(instruction):  # nothing can be lost
+    if instruction.accepted < 0 or _is_stateless(instruction):  # nothing can be lost
         return None
     raise MissingStateError
 
@@ -94,9 +93,15 @@ def _is_stateless(instruction: TrainInstruction) -> bool:
     return next(leaves(_like(instruction)), None) is None
 
 
-def version(memory: Memory | None, round: int) -> Version | None:
-    """The version after the step of a round."""
+def version(memory: Memory | None, accepted: int) -> Version | None:
+    """The version after the step of a round, as of `RoundState.accepted`."""
+    round = round_of(accepted)
     return next((v for v in memory.versions if v.round == round), None) if memory else None
+
+
+def round_of(accepted: int) -> int:
+    """The round t of -2 - t, as of `RoundState.accepted`."""
+    return accepted if accepted >= -1 else -2 - accepted
 
 
 class Store(ABC):

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedaccord import simulate
 from fedaccord import strategies as S
+from fedaccord.core import rounds
 from fedaccord.core.vectors import leaves
 from fedaccord.engine import History
 from fedaccord.federation.strategy import FederatedStrategy
@@ -214,6 +215,52 @@ def test_what_was_done_is_told(name: str, repair: str, caplog: pytest.LogCapture
     assert row["status"] == "lost its state of round 1"
     assert row["repair"] == repair
     assert f"dropped client 2: lost its state of round 1; {repair}" in caplog.text
+
+
+class Halves(nn.Module):
+    """A shared and an own layer whose losses do not depend on each other."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.shared, self.own = nn.Linear(dim, 1), nn.Linear(dim, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.shared(x), self.own(x)], 1)
+
+
+@pytest.mark.parametrize("vectorize", ["off", "on"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "afedpd", "fedgloss"])
+def test_the_parameters_of_the_other_clients_own_outlive_a_lost_state(
+    name: str, vectorize: str
+) -> None:
+    """Also if all memories are reset: what a client trains alone is as if nothing was lost."""
+    lost, cohorts = (2, 0), [[0, 1], [2, 3], [0, 2], [0, 1], [2, 3], [0, 3]]
+    ignored = (3, 1)  # the first reply after the reset: it starts from the same layer again
+
+    def history(*faults: tuple[int, int]) -> History:
+        torch.manual_seed(0)
+        return simulate(
+            replace(small(name), local_parameters="own.*"),
+            clients=[(x, torch.cat([y, y], 1)) for x, y in LEAST_SQUARES.clients()],
+            model=Halves(LEAST_SQUARES.dim),
+            loss=half_square,
+            rounds=len(cohorts),
+            participation=cohorts,
+            record="weights",
+            vectorize=vectorize,
+            faults=lambda t, i: "crash" if (t, i) == lost else "late" if (t, i) in faults else None,
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds, "begins_anew", lambda *_: False)
+        plain = history(ignored)
+    reset = history(ignored)
+    for t, (a, b) in enumerate(zip(plain.states, reset.states, strict=True)):
+        for i, (mine, theirs) in enumerate(zip(a, b, strict=True)):
+            assert (mine is None) == (theirs is None), (t, i)
+            assert mine is None or torch.equal(mine.local, theirs.local), (t, i)
+    if name != "fedavg":
+        assert not torch.equal(plain.weights, reset.weights)
 
 
 def test_a_first_visit_that_crashed_has_nothing_to_lose() -> None:

@@ -19,7 +19,6 @@ from torch.nn import functional as F
 
 from fedaccord import simulate
 from fedaccord.config import RunConfig
-from fedaccord.core.request import StateLost
 from fedaccord.core.vectors import leaves
 from fedaccord.engine import History, fleet_choice
 from fedaccord.federation.errors import FederationError
@@ -29,7 +28,9 @@ from fedaccord.plugins.secure_sum import SecureSum
 from fedaccord.process.threads import cores
 from fedaccord.storage.store import Memory, Version
 from fedaccord.task import Clients, Task
+from fedaccord.task.batches import PAIRS
 from fedaccord.task.evaluation import evaluate
+from fedaccord.task.sources import PerClient, source_of
 from tests.engine.test_resume import ROLES, written
 from tests.engine.test_resume import run as run_config
 from tests.engine.test_resume import settings as settings  # a fixture
@@ -87,9 +88,9 @@ def own_ray(trap: Path) -> Iterator[None]:
     ray.shutdown()
 
 
-def task() -> Task:
+def task(test: PerClient | None = None) -> Task:
     xs, ys = zip(*clients(), strict=True)
-    return Task(module, Clients(xs, ys), loss=loss)
+    return Task(module, Clients(xs, ys), test, loss=loss)
 
 
 def no_data() -> Task:
@@ -340,15 +341,33 @@ def test_a_state_that_is_lost_makes_a_first_visit(
     assert "no state of client 2" in caplog.text
 
 
-def test_a_state_that_is_lost_is_why_a_client_does_not_evaluate(
-    fleet: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_client_whose_state_is_lost_evaluates_the_output_model(
+    own_ray: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedaccord.storage.on_ray import GONE
+    from ray._private.internal_api import free
 
-    request = SimpleNamespace(instruction=SimpleNamespace(client=1))
-    reading = request.instruction, StateLost(0), None
-    monkeypatch.setattr(fleet, "_ask", lambda *_: [reading])
-    assert fleet.evaluate([request], 1.0) == [GONE]
+    tests = PerClient([source_of(part, PAIRS) for part in clients()])
+    with workers(task(tests)) as fleet:
+        monkeypatch.setattr(fleet_choice, "choose", lambda *_, **__: nullcontext(lambda _: fleet))
+        evaluate, calls = fleet.evaluate, []
+
+        def lossy(requests: Any, timeout: float) -> Any:
+            calls.append(requests)
+            if len(calls) == len(whole):  # the last one
+                fleet.store.remove(1)
+                large = ray.put(torch.zeros(10**6))
+                free([large])  # as if its machine were gone
+                fleet.store.save(2, Memory(Version(requests[2].instruction.accepted, large)))
+            return evaluate(requests, timeout)
+
+        evaluated = partial(run, small("scaffold", evaluation="clients"), test=[*clients()])
+        whole = evaluated().metrics["client-loss"]
+        fleet.restore([])
+        monkeypatch.setattr(fleet, "evaluate", lossy)
+        metrics = evaluated().metrics
+    assert len(calls) == len(whole) == len(COHORTS) + 1
+    assert metrics["client-loss"].tolist() == whole.tolist()
+    assert metrics["evaluation-replies"].iloc[-1] == len(SIZES)
 
 
 def test_a_network_that_fails(fleet: Any) -> None:
