@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedaccord.config import RunConfig
     from fedaccord.data.kind import Facts
     from fedaccord.task import Task
+    from fedaccord.task.flat_model import FlatModel
 
 
 def doctor(
@@ -207,9 +208,9 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
     facts, loaded = yield from _check_data(settings)
     if facts is None:
         return
-    vector = yield from _check_model(settings, facts, loaded)
-    if vector is not None:
-        yield from _check_memory(settings, vector, facts.size)
+    model = yield from _check_model(settings, facts, loaded)
+    if model is not None:
+        yield from _check_memory(settings, model, facts.size)
 
 
 def _check_data(
@@ -266,53 +267,57 @@ def _check_data(
 
 def _check_model(
     settings: "RunConfig", facts: "Facts", loaded: "Task | None"
-) -> Generator[Check, None, int | None]:
-    """Bytes of a vector of d; None if the model does not fit the data."""
+) -> Generator[Check, None, "FlatModel | None"]:
+    """The model; None if it does not fit the data."""
     import torch
 
+    from fedaccord.core.vectors import dtype_of
     from fedaccord.task import models
+    from fedaccord.task.flat_model import flat_model
     from fedaccord.task.multiplications import multiplications
 
-    task = settings.task
+    task, dtype = settings.task, dtype_of(settings.strategy.precision)
     try:
         if loaded:
-            module, (inputs, _) = loaded.module(), loaded.example(1, torch.float32)
+            module, (inputs, _) = loaded.module(), loaded.example(1, dtype)
         else:
             module = models.build(task.model, facts.shape, facts.classes, stem=task.stem)
-            inputs = torch.zeros(1, *facts.shape)
+            inputs = torch.zeros(1, *facts.shape, dtype=dtype)
+        model = flat_model(module, settings.strategy.model_settings, "cpu")
     except ValueError as error:
         yield fail("model", error)
         return None
-    d = sum(parameter.numel() for parameter in module.parameters())
-    vector = d * (8 if settings.strategy.precision == "float64" else 4)
-    words = f"{task.model}, d = {d:,} parameters, {size(vector)} a vector"
+    words = f"{task.model}, d = {model.w.numel():,} parameters, {size(model.w.nbytes)} a vector"
+    if local := model.initial_local.nbytes:
+        words += f", and {size(local)} that stay at each client"
     yield ok("model", words)
     # with batch-size=0 a client is one batch
     batch = settings.strategy.batch_size or facts.samples // settings.num_clients
     used = threads.choose(settings.threads, lambda: batch * multiplications(module, inputs))
     yield ok("threads", str(used))
-    return vector
+    return model
 
 
-def _check_memory(settings: "RunConfig", vector: int, data: int) -> Iterator[Check]:
-    """vector, data: bytes of a vector of d, and of the decoded data."""
+def _check_memory(settings: "RunConfig", model: "FlatModel", data: int) -> Iterator[Check]:
+    """data: bytes of the decoded data."""
     from fedaccord.engine import store_choice
     from fedaccord.process.allocator import free_memory
     from fedaccord.storage.files import nearest
 
     strategy, clients = settings.strategy, settings.num_clients
-    cost, active = strategy.cost, strategy.cohort_size(clients)
+    cost, active, vector = strategy.cost, strategy.cohort_size(clients), model.w.nbytes
+    own = store_choice.state_bytes(strategy, model)
     stored = store_choice.choose(
-        settings.client_state, strategy, clients, settings.num_server_rounds, vector
+        settings.client_state, strategy, clients, settings.num_server_rounds, own
     )
-    state = clients * cost.client * vector
+    state = clients * own
     # without a server the relay stores the vectors of every node
     vectors = cost.server * (clients if strategy.topology.is_decentralised else 1)
     server = vectors * vector
     messages = active * (cost.down + cost.up) * vector
     work = 4 * vector  # model, gradient, buffers
     need, free = server + messages + work + data, free_memory()
-    words = f"{clients:,} x {cost.client:g} vectors, {size(state)}"
+    words = f"{clients:,} x {own / vector:.3g} vectors, {size(state)}"
     if stored.on_disk:
         room = shutil.disk_usage(nearest(Path(settings.out_dir or Path.home()))).free
         words += f"; on disk: {size(stored.size)}, two for each that is visited, {size(room)} free"

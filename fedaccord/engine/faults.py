@@ -27,7 +27,8 @@ class FaultyFleet(InProcessFleet):
 
     lost-message: the client does not receive the request. lost-reply: it trains, and its reply is
     lost. late: its reply arrives in the next round and is ignored. duplicate: it receives the
-    request twice and replies twice. crash: it loses its state before the request arrives.
+    request twice and replies twice. crash: it loses its state before the request arrives. With
+    ``over-selection`` no later reply takes the place of a lost one.
     """
 
     def __init__(self, fleet: "LocalFleet | WorkersFleet", faults: Faults) -> None:

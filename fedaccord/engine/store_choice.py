@@ -10,6 +10,7 @@ from fedaccord.federation.method import Method
 from fedaccord.process.allocator import free_memory
 from fedaccord.storage.in_process import FileStore, InProcessStore, PageStore
 from fedaccord.task import Task
+from fedaccord.task.flat_model import FlatModel
 
 log = logging.getLogger("flwr")
 
@@ -26,16 +27,22 @@ class StorageChoice(NamedTuple):
         return self.why
 
 
+def state_bytes(method: Method, model: FlatModel) -> float:
+    """Bytes of a client's state, with the parameters and buffers that stay at the client."""
+    local = model.initial_local.nbytes if method.client_half().keeps_local else 0
+    return method.cost.client * model.w.nbytes + local
+
+
 def choose(
-    setting: str, method: Method, num_clients: int, rounds: int, vector: int, drawn: bool = True
+    setting: str, method: Method, num_clients: int, rounds: int, state: float, drawn: bool = True
 ) -> StorageChoice:
     """memory or disk as set; auto: disk if the states of the clients that the rounds can visit
-    need more than `FREE_MEMORY_SHARE` of the free memory. vector: bytes of a vector of d; drawn:
-    cohorts are drawn, not given."""
+    need more than `FREE_MEMORY_SHARE` of the free memory. state: bytes of a client's, as of
+    `state_bytes`; drawn: cohorts are drawn, not given."""
     visited = num_clients
     if drawn and method.sampling == "fixed" and not method.topology.is_decentralised:
         visited = min(num_clients, rounds * method.cohort_size(num_clients))
-    size = 2 * visited * method.cost.client * vector  # the last two versions
+    size = 2 * visited * state  # the last two versions
     if setting != "auto":
         return StorageChoice(
             setting == "disk", size, f"client states {PLACES[setting == 'disk']}: as set"
@@ -51,8 +58,8 @@ def make_store(
 ) -> InProcessStore:
     """The store of the clients' states; folder: of files, which are made when the first state is
     stored; None: the system's temporary one."""
-    vector = task.model(method.model_settings).w.nbytes
-    choice = choose(setting, method, len(task.clients), rounds, vector, drawn)
+    state = state_bytes(method, task.model(method.model_settings))
+    choice = choose(setting, method, len(task.clients), rounds, state, drawn)
     log.log(logging.WARNING if choice.on_disk and setting == "auto" else logging.INFO, "%s", choice)
     if choice.on_disk:
         return FileStore(folder)

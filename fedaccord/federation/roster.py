@@ -75,6 +75,7 @@ class Roster:
         self._last: dict[int, int] = {}  # client -> its last node, perhaps offline
         self._duplicates: set[int] = set()  # nodes that were refused beside that of their client
         self._pending: dict[int, PendingHandshake] = {}  # by node id
+        self._newcomers: set[int] = set()  # that replied, not yet returned
         self._partition_ids = partition_ids or PartitionIds()
         self._has_begun = False  # round 1: C stays
         self._first_wait: float | None = None  # when it began
@@ -188,14 +189,13 @@ class Roster:
         if not self._pending:
             return set()
         node_of = {i: node for node, it in self._pending.items() for i in it.message_ids}
-        replies = {
-            node_of[reply.metadata.reply_to_message_id]: reply
-            for reply in uploads.pull_messages(grid, list(node_of))
-            if reply.metadata.reply_to_message_id in node_of
-        }
-        newcomers = {node for node in replies if self._pending.pop(node).newcomer}
-        for node, reply in replies.items():
-            self._read(node, reply)
+        for reply in uploads.pull_messages(grid, list(node_of)):  # it may raise after some replies
+            node = node_of.get(reply.metadata.reply_to_message_id)
+            if node in self._pending:
+                if self._pending.pop(node).newcomer:
+                    self._newcomers.add(node)
+                self._read(node, reply)
+        newcomers, self._newcomers = self._newcomers, set()
         return newcomers
 
     def _read(self, node: int, reply: Message) -> None:

@@ -15,7 +15,7 @@ import torch
 from fedaccord.core.privacy import Masking
 from fedaccord.core.request import StateLost, TrainReply, TrainRequest
 from fedaccord.core.vectors import leaves
-from fedaccord.federation.fleet import LATE, Fleet, Reading, TrainReplies
+from fedaccord.federation.fleet import IN_PROCESS, LATE, Fleet, Reading, TrainReplies
 from fedaccord.federation.replies import unusual
 from fedaccord.secure import client
 from fedaccord.secure.client import Payload
@@ -79,7 +79,8 @@ def train(
         payloads = protocol.masked(answers)
         readings |= dict.fromkeys(_replied(answers) - payloads.keys(), INVALID)
         some = [request_of[i] for i in payloads]
-        readings |= channel.train(some, max(0.0, end - time.monotonic()), payloads)
+        left = timeout if fleet.place == IN_PROCESS else max(0.0, end - time.monotonic())
+        readings |= channel.train(some, left, payloads)
         good = _good(readings, request_of, protocol, check)
         unmasking = protocol.unmask({i: reply.more[client.OPENED] for i, reply in good.items()})
         readings |= dict.fromkeys(good.keys() - unmasking, UNREAD)

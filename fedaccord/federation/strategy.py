@@ -118,14 +118,15 @@ class FederatedStrategy(Method, Strategy, ABC):
         """Run the federation; arguments and result as Flower's own `Strategy.start`.
 
         ``initial_arrays`` may be of a whole state_dict, whose buffers follow ``buffers``.
-        ``timeout`` (seconds, per round) replaces ``round_timeout``. ``evaluate_fn`` is
-        called on the output model before round 1 and every ``eval_every`` rounds, and once more,
-        its metrics ending in ``-broadcast``, if the broadcast model is another one. In the same
-        rounds ``fraction_evaluate`` of the clients evaluate the output model by the @app.evaluate()
-        of the ClientApp, as for Flower's strategies; with methods that have personal models, and
-        with ``evaluation`` "clients" or "both", they evaluate by `fedaccord.evaluate_locally`.
-        ``evaluate_config`` is in all these messages. With the plug-in `DP`, whose guarantee does
-        not cover clients' evaluations, they evaluate only with ``write_client_metrics``.
+        ``timeout`` (seconds, per round) replaces ``round_timeout``. ``evaluate_fn`` is called on
+        the output model before round 1 and every ``eval_every`` rounds, and once more, its metrics
+        ending in ``-broadcast``, if the broadcast model is another one. In the same rounds, but not
+        before round 1, ``fraction_evaluate`` of the clients evaluate the output model by the
+        @app.evaluate() of the ClientApp, as for Flower's strategies; with methods that have
+        personal models, and with ``evaluation`` "clients" or "both", they evaluate by
+        `fedaccord.evaluate_locally`. ``evaluate_config`` is in all these messages. With the plug-in
+        `DP`, whose guarantee does not cover clients' evaluations, they evaluate only with
+        ``write_client_metrics``.
         Raises ValueError on bad settings before any message is sent, FederationError if the clients
         do not connect or too many rounds fail in a row.
         """
@@ -153,7 +154,7 @@ class FederatedStrategy(Method, Strategy, ABC):
         trained: dict[int, MetricRecord] = {}
         evaluated: dict[int, MetricRecord] = {}
 
-        def aggregate(round: Round) -> None:
+        def on_round(round: Round) -> None:
             number = round.number
             for metrics_of, function, rows in (
                 (trained, self.train_metrics_aggr_fn, reported(round.clients)),
@@ -177,7 +178,7 @@ class FederatedStrategy(Method, Strategy, ABC):
             num_rounds,
             timeout=timeout,
             evaluate=evaluate if evaluate_fn else None,
-            on_round=aggregate,
+            on_round=on_round,
             # clients store states by federation, and refuse messages older than their last one
             book=Book(f"start-{uuid4().hex[:8]}", time.time_ns()),
         )

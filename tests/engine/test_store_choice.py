@@ -11,10 +11,10 @@ from fedaccord import simulate
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves
 from fedaccord.engine import store_choice
-from fedaccord.engine.store_choice import choose, make_store
+from fedaccord.engine.store_choice import choose, make_store, state_bytes
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.storage.in_process import FileStore, InProcessStore, PageStore
-from fedaccord.task import load_task
+from fedaccord.task import TaskConfig, load_task
 
 GB = 10**9
 
@@ -39,10 +39,31 @@ def test_states_are_weighed_by_the_clients_that_are_visited(
     keys: dict[str, Any], clients: int, rounds: int, visits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_choice, "free_memory", lambda: 1.0)
-    choice = choose("auto", strategy(**keys), clients, rounds, 4000)
-    states = visits if strategy(**keys).cost.client else 0
+    method = strategy(**keys)
+    choice = choose("auto", method, clients, rounds, method.cost.client * 4000)
+    states = visits if method.cost.client else 0
     assert choice.size == 2 * states * 4000
     assert choice.on_disk == (states > 0)
+
+
+@pytest.mark.parametrize(
+    ("algo", "keys", "numbers"),
+    [
+        ("feddyn", {}, 650),
+        ("fedavg", {}, 0),
+        ("fedavg", {"local_parameters": "*bias"}, 10),
+        ("feddyn", {"local_parameters": "*bias"}, 640 + 10),
+        ("feddyn", {"local_parameters": "*weight"}, 10 + 640),
+    ],
+)
+def test_a_state_has_the_parameters_of_the_clients_own(
+    algo: str, keys: dict[str, Any], numbers: int
+) -> None:
+    method, task = strategy(algo=algo, **keys), load_task(TaskConfig(model="linear"), num_clients=2)
+    assert state_bytes(method, task.model(method.model_settings)) == 4 * numbers
+    stored = simulate(algo, num_clients=4, model="linear", rounds=1, participation=1.0, **keys)
+    sizes = {sum(v.nbytes for _, v in leaves(state)) for state in stored.clients}
+    assert sizes == {4 * numbers}
 
 
 @pytest.mark.parametrize(("free", "on_disk"), [(0.4, True), (0.49, False)])

@@ -20,11 +20,12 @@ from fedaccord import train_locally
 from fedaccord.client import secure as client_secure
 from fedaccord.compat.crypto import encrypt
 from fedaccord.core.rule import LocalConfig
-from fedaccord.engine import History, Recorder, quiet
-from fedaccord.engine.fleet import InProcessFleet
+from fedaccord.engine import History, Recorder, fleet, quiet
+from fedaccord.engine.fleet import InProcessFleet, LocalFleet
 from fedaccord.federation import message_fleet, roster, secure
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.run import Run
+from fedaccord.federation.settings import ROUND_TIMEOUT
 from fedaccord.plugins.broadcast import Broadcast
 from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.dp import DP
@@ -180,6 +181,24 @@ def test_too_few_clients_fail_a_round_in_one_line_and_change_nothing(
     last = r"^1 rounds in a row failed .*, the last one: secure-sum: expected at least 3 clients"
     with pytest.raises(FederationError, match=last):
         federation.run(method("scaffold", MASKED, max_failed_rounds=1), PROBLEM, W0, few)
+
+
+def test_a_slow_machine_makes_no_client_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a `round-timeout` of one's own, whatever the seconds of the local rounds in it."""
+    late = SimpleNamespace(seconds=0.0)
+    late.monotonic = lambda: late.seconds
+    train = LocalFleet._round
+
+    def slow(self: LocalFleet, *part: Any) -> Any:
+        late.seconds += ROUND_TIMEOUT / 3
+        return train(self, *part)
+
+    monkeypatch.setattr(LocalFleet, "_round", slow)
+    monkeypatch.setattr(secure, "time", late)
+    monkeypatch.setattr(fleet, "time", late)
+    metrics = run(method("fedavg", MASKED)).metrics
+    assert (metrics["dropped"][1:] == 0).all()
+    assert late.seconds > ROUND_TIMEOUT
 
 
 def test_a_lost_client_is_one_line(caplog: pytest.LogCaptureFixture) -> None:

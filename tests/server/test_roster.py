@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
+from fedaccord.compat import uploads
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.roster import ASK_AGAIN, GRACE, Roster
 from fedaccord.wire.handshake import HandshakeReply, read_handshake
@@ -54,6 +56,32 @@ def test_a_lost_hello_is_repeated(roster: Roster, net: Net, clock: Clock) -> Non
     assert roster.nodes == {0: 10, 1: 11}
     assert net.hellos == [10, 11, 11]
     assert ASK_AGAIN <= clock.now < ASK_AGAIN + 1
+
+
+def test_a_handshake_that_was_read_counts_although_the_superlink_fails_after_it(
+    roster: Roster, net: Net, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A SuperLink deletes a reply that was read."""
+    pull, left = uploads.pull_messages, [1]
+
+    def failing(grid: Any, message_ids: Any) -> Any:
+        for reply in pull(grid, message_ids):
+            yield reply
+            if left:
+                left.pop()
+                raise ConnectionError("HTTP status 500")
+
+    def ask(update: Any) -> None:
+        with suppress(ConnectionError):
+            update()
+
+    monkeypatch.setattr(uploads, "pull_messages", failing)
+    for i in range(3):
+        net.join(10 + i, i, 3)
+    roster.wait_for_all(net, 600, ask)
+    assert roster.nodes == {0: 10, 1: 11, 2: 12}
+    assert not left
+    assert net.hellos.count(10) == 1
 
 
 def test_a_slow_answer_is_waited_for_and_the_node_is_not_asked_all_the_time(
