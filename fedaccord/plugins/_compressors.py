@@ -181,7 +181,7 @@ class Levels:
     def pack(self, x: Vector, generator: Generator) -> Sequence[Tensor]:
         levels, scales = [], []
         for piece in torch.split(x, PIECE):
-            buckets = pad(piece, (0, -len(piece) % BUCKET)).view(-1, BUCKET)
+            buckets = _buckets(piece)
             scale = buckets.abs().amax(1).div_(self.steps)
             inverse = (1 / scale).nan_to_num_(nan=0, posinf=0)
             scaled = (buckets * inverse[:, None]).view(-1)[: len(piece)]
@@ -202,7 +202,7 @@ class Levels:
         )
         for piece, some, scale in pieces:
             signed = unpack_bits(some, self.bits, len(piece)).to(x.dtype).sub_(self.steps)
-            buckets = pad(signed, (0, -len(piece) % BUCKET)).view(-1, BUCKET)
+            buckets = _buckets(signed)
             piece.copy_(buckets.mul_(scale[:, None]).view(-1)[: len(piece)])
         return x
 
@@ -225,7 +225,7 @@ class Grid:
     def pack(self, x: Vector, generator: Generator) -> Sequence[Tensor]:
         levels, exponents = [], []
         for piece in torch.split(x, PIECE):
-            buckets = pad(piece, (0, -len(piece) % BUCKET)).view(-1, BUCKET)
+            buckets = _buckets(piece)
             half, exponent = torch.frexp(buckets.abs().amax(1).div_(127))
             exponent = (exponent - (half == 0.5).int()).clamp_(-126, 127)  # the next power of two
             scaled = (buckets / two_to(exponent, x.dtype)[:, None]).view(-1)[: len(piece)]
@@ -285,6 +285,11 @@ def checked(name: str, parts: Any, compressor: Compressor, like: Vector) -> Sequ
             )
     whole: Sequence[Tensor] = parts
     return whole
+
+
+def _buckets(x: Vector) -> Tensor:
+    """(n, BUCKET), filled up with zeros."""
+    return pad(x, (0, -len(x) % BUCKET)).view(-1, BUCKET)
 
 
 def size(share: float, d: int) -> int:

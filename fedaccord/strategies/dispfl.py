@@ -36,7 +36,6 @@ from fedaccord.core import (
     LocalResult,
     LocalRule,
     Model,
-    PlugIn,
     Shapes,
     Vector,
     clip_,
@@ -210,9 +209,6 @@ class DisPFL(DFedAvg):
     regrow: str = option(
         "gradient", "new coordinates: of largest gradient, or any", choices=("gradient", "random")
     )
-
-    def own_plugins(self) -> tuple[PlugIn, ...]:
-        return (Gossip(),)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,7 +26,7 @@ not a fixed point of the paper's form (variant=paper) under partial participatio
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -34,11 +34,7 @@ from fedaccord.core import Cohort, LocalRule, PlugIn, Stateless, Vector, argumen
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.sam import SAM
 from fedaccord.strategies.fedadmm import NO_STEP, FedADMMClient
-from fedaccord.strategies.feddyn import FedDynClient, primal_dual_step
-
-
-class ServerState(NamedTuple):
-    lam_bar: Vector  # (..., d)
+from fedaccord.strategies.feddyn import FedDynClient, ServerState, primal_dual_step
 
 
 @dataclass(frozen=True, kw_only=True)
