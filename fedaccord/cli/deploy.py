@@ -4,6 +4,7 @@ import ipaddress
 import re
 import socket
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -51,7 +52,8 @@ def init(
         folders.make(folder.absolute(), hosts, supernodes, facts)
     typer.echo(f"{folder}: copy server to {hosts[0]}, and a device-N to each device")
     typer.echo("then, on each device, in its folder: fedaccord deploy key")
-    typer.echo(f"to start runs here: export FLWR_HOME={folder.absolute() / 'operator'}")
+    home = quote(str(folder.absolute() / "operator"))
+    typer.echo(f"to start runs here: export FLWR_HOME={home}")
 
 
 @app.command("key")

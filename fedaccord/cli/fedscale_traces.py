@@ -46,7 +46,7 @@ def fedscale_traces(
             rows[client] = _capacity(capacity, speeds[client % len(speeds)])
             if behaviour:
                 rows[client] |= _activity(behaviour, times[client % len(times)])
-        write(out, rows)
+        write(out.expanduser(), rows)
     make_console().print(f"{len(rows)} devices: {out}", soft_wrap=True)
 
 

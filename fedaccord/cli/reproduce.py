@@ -87,7 +87,7 @@ def reproduce(
         study = Study.make(find(table), chosen, range(seeds), rounds, changes)
         for line in study.warnings():
             warn(line)
-        threads.check(workers, "workers")
+        threads.check(workers, "--workers")
         options = SweepOptions(workers=workers)
         if not study.table.is_run:
             _costs(console, study.table)
@@ -161,7 +161,8 @@ def _run(
         write(csv, frame)
         replace(page, as_markdown(every, frame, csv.name).encode())
         result = results[-1]
-        best = result["reason"] or f"best {result['best']:.2f}%"
+        best = "no test accuracy" if result["best"] is None else f"best {result['best']:.2f}%"
+        best = result["reason"] or best
         words = (f"seed {done.run.seed}", f"{done.rounds} rounds", best, left(count()))
         number = f"run {len(results)}/{len(runs)}"
         print_progress("  ".join((number, done.run.cell.name, *filter(None, words))))

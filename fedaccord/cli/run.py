@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -124,7 +125,8 @@ def federate(
     except KeyboardInterrupt as error:
         rest = "nothing was written"
         if path is not None and path.exists():
-            rest = f"{path} has the finished rounds; fedaccord resume {path} continues it"
+            typed = quote(str(path))
+            rest = f"{path} has the finished rounds; fedaccord resume {typed} continues it"
         stop(f"interrupted: {rest}", exit_code(error))
     except (ValueError, FileNotFoundError) as error:
         stop(error, 2)

@@ -84,7 +84,9 @@ def submit(
             else:
                 stop(f"run {run} {ending.status}: {ending.details}", 1)
             warn(f"run {run} stopped: {ending.details}")
-        stop(f"the run stopped {times + 1} times; resume=true name={name} resumes it", 1)
+            run = None
+        last = values["name"]
+        stop(f"the run stopped {times + 1} times; resume=true name={last} resumes it", 1)
     except KeyboardInterrupt as error:
         on = f"run {run} continues; flwr stop {run} {superlink} ends it"
         rest = on if run else "nothing runs"

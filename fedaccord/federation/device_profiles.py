@@ -11,12 +11,15 @@ empty: never.
 """
 
 import csv
+import io
 import math
 import random
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from fedaccord.storage.files import replace
 
 NONE, LOGNORMAL = "none", "lognormal"  # values of device-profile besides a file
 MEDIANS = {"ms_per_sample": 10.0, "up_kbps": 5_000.0, "down_kbps": 20_000.0, "latency_ms": 50.0}
@@ -138,10 +141,11 @@ def read(path: Path, num_clients: int) -> list[Device]:
 
 def write(path: Path, rows: Mapping[int, Mapping[str, object]]) -> None:
     """A file for `read`; rows: of each client, with the columns' names."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, (*REQUIRED, *OPTIONAL), lineterminator="\n")
-        table.writeheader()
-        table.writerows({"client": client, **row} for client, row in rows.items())
+    text = io.StringIO()
+    table = csv.DictWriter(text, (*REQUIRED, *OPTIONAL), lineterminator="\n")
+    table.writeheader()
+    table.writerows({"client": client, **row} for client, row in rows.items())
+    replace(path, text.getvalue().encode())
 
 
 def _client(text: str | None) -> int:

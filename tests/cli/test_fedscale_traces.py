@@ -29,7 +29,7 @@ def dumped(path: Path, value: Any) -> Path:
     return path
 
 
-def test_traces_become_devices(tmp_path: Path) -> None:
+def test_traces_become_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of their numbers; training takes three times as long as an inference; both links
     have the same speed; a trace that is too short repeats."""
     capacity = dumped(tmp_path / "capacity", CAPACITY)
@@ -40,7 +40,8 @@ def test_traces_become_devices(tmp_path: Path) -> None:
     trace: dict[str, Any] = {"active": ((0, 20), (50, 60)), "period": 100}
     slow, fast = Device(0.03, 1000, 1000, **trace), Device(0.06, 100_000, 100_000, **trace)
     assert read(out, 3) == [slow, fast, slow]
-    success(convert(capacity, "--out", out))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    success(convert(capacity, "--out=~/devices.csv"))
     assert read(out, 2) == [Device(0.03, 1000, 1000), Device(0.06, 100_000, 100_000)]
 
 

@@ -33,9 +33,19 @@ def test_a_second_start_continues_with_more_seeds_and_rounds(tmp_path: Path) -> 
     second = pd.read_csv(out / "reproduction.csv")
     assert [*second.rounds] == [3] * 6
     page = (out / "reproduction.md").read_text()
-    changes = "dataset=digits model=linear num-clients=4 local-epochs=1"
+    changes = "dataset=digits local-epochs=1 model=linear num-clients=4"
     assert f"| `fedavg/dir-0.1` with `{changes}` | – | 3 of 300 | 2 |" in page
     assert "Not run: 11 of 14 cells." in page
+
+
+def test_the_order_of_the_settings_makes_no_other_result(tmp_path: Path) -> None:
+    words = ("--seeds", 1, "--rounds", 1, "--cells", "fedavg/dir-0.1")
+    for pairs in (("lr=0.2", "lr-decay=1.0"), ("lr-decay=1.0", "lr=0.2")):
+        assert reproduce(tmp_path, *words, *pairs)[0] == 0
+    table = pd.read_csv(tmp_path / "reproduction.csv")
+    assert len(table) == 1
+    changed = "dataset=digits local-epochs=1 lr-decay=1.0 lr=0.2 model=linear num-clients=4"
+    assert table["changed"].tolist() == [changed]
 
 
 def test_the_page_is_written_to_the_given_path_and_keeps_earlier_results(tmp_path: Path) -> None:
@@ -94,7 +104,9 @@ def test_a_dry_run_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             ("lenet", "--out", "/proc/x"),
             "--out: cannot write to /proc/x (No such file or directory)",
         ),
-        (("lenet", "--workers", "9999"), "workers: expected at most "),
+        (("lenet", "--workers", "9999"), "--workers: expected at most "),
+        (("lenet", "metrics=f1"), "got metrics=f1 evaluation=server: add accuracy to metrics"),
+        (("lenet", "evaluation=clients"), "got metrics=accuracy evaluation=clients: add"),
         (("lenet", "--cells", "fedavgg/*"), "--cells: expected a name or pattern"),
         (("lenet", "--out", "x", "--page", "x.csv"), "--page: expected a Markdown file, beside"),
         (("lenet", "--out", "{}/o", "--page", "{}"), "--page: expected a file in an existing"),

@@ -146,6 +146,16 @@ def test_a_run_without_a_checkpoint_restarts_under_another_name(flwr: Flwr) -> N
     assert names == [("x", False), ("x", True), ("x-2", False)]
 
 
+def test_the_last_run_is_the_one_that_can_be_resumed(flwr: Flwr) -> None:
+    flwr.answers(
+        *run(7, f"finished:failed|{KILLED}"),
+        *run(8, f"finished:failed|{NO_CHECKPOINT}"),
+        *run(9, f"finished:failed|{KILLED}"),
+    )
+    line = invoke("submit", "lab", "name=x", "--resubmit", 2).stderr.splitlines()[-1]
+    assert line.endswith("the run stopped 3 times; resume=true name=x-2 resumes it")
+
+
 @pytest.mark.parametrize("times", [0, 2])
 def test_the_number_of_restarts_is_limited(flwr: Flwr, times: int) -> None:
     flwr.answers(*[*run(7, f"finished:failed|{KILLED}")] * 4)

@@ -16,6 +16,7 @@ from fedaccord.experiments.analysis.figures import PARTS, curves, looks, styles
 from fedaccord.experiments.analysis.groups import Group
 from fedaccord.experiments.analysis.ranking import costs_of, final
 from fedaccord.runs.metrics import METRIC, column_of, is_share
+from fedaccord.runs.reader import StoredRun
 
 AXES = ("linear", "log y", "log x", "log both")  # x by pairs, y in turn: see draw.js
 PLOTTED_CLIENTS = 1000  # largest number
@@ -227,9 +228,9 @@ def classes(counts: pd.DataFrame, title: str) -> Any:
 def clients(groups: Sequence[Group]) -> Any:
     """The number of rounds in which each client's reply was accepted or dropped, and the seconds of
     its local rounds, for a chosen run."""
-    runs = [(group.label, run) for group in groups for run in group.runs if len(run.clients)]
+    runs = [(group.label, run) for group in groups for run in group.runs if len(visits(run))]
     names = [f"{name} seed={run.settings.get('seed', 0)} ({run.path.name})" for name, run in runs]
-    tables = _per_client([run.clients for _, run in runs])
+    tables = _per_client([visits(run) for _, run in runs])
     source = bk.ColumnDataSource(tables[0])
     choice = bk.Select(title="run", value=names[0], options=names, width=700)
     code = "drawn.data = tables[this.options.indexOf(this.value)]"
@@ -241,10 +242,15 @@ def clients(groups: Sequence[Group]) -> Any:
     return stacked([choice, bars, *times])
 
 
+def visits(run: StoredRun) -> pd.DataFrame:
+    """The rows of clients.csv without those of clients that only evaluated."""
+    rows = run.clients
+    return rows[rows["status"] != "evaluated"] if len(rows) else rows
+
+
 def _per_client(runs: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
-    """A row a client, of each run's clients.csv."""
+    """A row a client, of each run's `visits`."""
     rows = pd.concat([*runs], keys=range(len(runs)), names=["run"])
-    rows = rows[rows["status"] != "evaluated"]  # rows of clients that did not train
     good, seconds = rows["status"] == "ok", rows.get("seconds", np.nan)
     each = pd.DataFrame(
         {"client": rows["client"], "good": good, "dropped": ~good, "seconds": seconds}

@@ -168,7 +168,7 @@ def _sections(
         more = "" if len(maps) <= MAPS else f" The first {MAPS} of {len(maps)} partitions."
         note = f"Training samples of each class at each client.{more}"
         yield Section("Classes", note, plots.stacked([plots.classes(*m) for m in maps[:MAPS]]))
-    if any(len(run.clients) for run in runs):
+    if any(len(plots.visits(run)) for run in runs):
         note = (
             "Rounds in which each client's reply was accepted (blue) or dropped (orange); and the "
             "seconds of its local rounds, from the fastest to the slowest, a point at the median."

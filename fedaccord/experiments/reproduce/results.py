@@ -1,5 +1,6 @@
 """The results of the cells' runs: a CSV file, a row a run, extended by every start."""
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def result(
         "table": table,
         "cell": cell.name,
         "seed": seed,
-        "changed": " ".join(f"{key}={value}" for key, value in changes.items()),
+        "changed": _ordered(" ".join(f"{key}={value}" for key, value in changes.items())),
         "rounds": rounds,
         "status": row["status"],
         **{name: x and round(100 * x, 2) for name, x in accuracies.items()},
@@ -60,11 +61,16 @@ def merged(file: Path, results: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
                 f"({error}); choose another --page"
             ) from None
         rows = pd.concat([before, rows]) if len(rows) else before
-    rows["changed"] = rows["changed"].fillna("")
+    rows["changed"] = rows["changed"].fillna("").map(_ordered)
     is_result = (rows["status"] == COMPLETED) | rows["reason"].astype(str).str.contains(DIVERGED)
     rows = rows.assign(is_result=is_result).sort_values(["is_result", "rounds"])
     rows = rows.drop(columns="is_result").drop_duplicates(KEY, keep="last")
     return rows.sort_values(KEY, ignore_index=True)
+
+
+def _ordered(changed: str) -> str:
+    """Pairs key=value in the order of their keys; a value may have blanks."""
+    return " ".join(sorted(re.split(r" (?=[\w.-]+=)", changed)))
 
 
 def write(file: Path, results: pd.DataFrame) -> None:

@@ -84,6 +84,13 @@ class Study:
         for cell in cells:
             run_config = study.configuration(cell).config
             run_config.strategy.check_clients(run_config.num_clients)
+            names = run_config.task.metrics
+            if run_config.strategy.evaluation == "clients" or (names and "accuracy" not in names):
+                raise ValueError(
+                    "expected runs whose server measures the accuracy, as the tables have it, got "
+                    f"metrics={names or 'accuracy'} evaluation={run_config.strategy.evaluation}: "
+                    "add accuracy to metrics, or use evaluation=both"
+                )
         return study
 
     def configuration(self, cell: Cell) -> Configuration:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from fedaccord import engine
 from fedaccord.config import RunConfig
 from fedaccord.experiments.analysis.groups import TEST, TUNE
+from fedaccord.experiments.sweep import space
 from fedaccord.experiments.sweep.configuration import Configuration
 from fedaccord.experiments.sweep.plan import LADDERS, Plan
 from fedaccord.experiments.sweep.search import budget
@@ -63,7 +64,8 @@ def _tuned(plan: Plan, method: str, first: Configuration) -> list[tuple[int, int
     """(configurations, rounds of each), rung by rung."""
     options = plan.options
     if options.search == "optuna":
-        return [(plan.trials(method), first.rounds)]
+        most = space.size(plan.of(method))  # a configuration that is proposed again is not run
+        return [(int(min(plan.trials(method), most)), first.rounds)]
     configurations = plan.configurations(method)
     if options.search not in LADDERS:
         return _whole(configurations)

@@ -135,6 +135,11 @@ class Plan:
             raise ValueError(
                 f"{both[0]}: expected it in [run] or in [space], got both; leave one out"
             )
+        for key, value in run.items():
+            if isinstance(value, list):
+                raise ValueError(
+                    f"[run] {key}: expected one value, got {value}; move it to [space]"
+                )
         methods = algo.ends if algo else (run.get("algo", RunConfig.algo),)
         for key in run:
             method, _, name = key.partition(".")
@@ -144,7 +149,7 @@ class Plan:
                     f"[space.{method}], or leave one out"
                 )
         for name in methods:
-            if name not in METHODS:
+            if not isinstance(name, str) or name not in METHODS:
                 RunConfig.make({"algo": name})  # raises, with the list of known ones
         seeds = _seeds("seeds", own, (0,))
         tests = _seeds("test-seeds", own, seeds)
@@ -277,7 +282,13 @@ class Plan:
     def warnings(self) -> list[str]:
         """A line for each key that was set for a method that does not read it, and one for methods
         whose clients have models of their own if the mean model ranks them."""
-        lines: dict[str, None] = {}
+        others = METHODS.keys() - {*self.methods}
+        first = (key.partition(".")[0] for key in self.run)
+        lines: dict[str, None] = {
+            f"[run.{method}] has no effect: {method} is not among the methods of the sweep": None
+            for method in first
+            if method in others
+        }
         for method in self.methods:
             explicit = {*space.of_method(self.run, method), *self.of(method)}
             for point in space.corners(self.of(method)):
@@ -328,7 +339,8 @@ def _options(table: Mapping[str, Any]) -> SweepOptions:
     for key in table:
         if key not in fields and key not in LISTS:
             near = did_you_mean(key, (*fields, *LISTS))
-            raise ValueError(f"[sweep]: unknown key {key!r}{near}; known: {', '.join(fields)}")
+            known = ", ".join((*fields, *LISTS))
+            raise ValueError(f"[sweep]: unknown key {key!r}{near}; known: {known}")
     checked = SweepOptions(
         **{
             field.name: check_option(f"[sweep] {key}", table[key], field)

@@ -97,6 +97,11 @@ def _range(key: str, table: Mapping[str, Any]) -> Range:
     return Range(low, high, log)
 
 
+def size(own: Space) -> float:
+    """The number of points; infinite with a range of numbers."""
+    return math.prod(len(v.values) if isinstance(v, Choices) else math.inf for v in own.values())
+
+
 def of_method(table: Mapping[str, T], method: str) -> dict[str, T]:
     """The choices of one method: common keys, the method's own, and any key under its name.
 

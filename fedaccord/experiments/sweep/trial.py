@@ -128,8 +128,9 @@ def check_run(folder: Path, plan: Plan) -> Records:
         value = now.get(key, usual.get(key))
         is_new = key.partition(".")[0] in {*plan.methods} - {*record["methods"]}
         if before != value and key not in plan.space and not is_new:
+            begun_with = f"no {key}" if before is None else f"{key}={before}"
             raise ValueError(
-                f"{folder}: expected {key}={before}, as its trials were begun with, got {value}; "
+                f"{folder}: expected {begun_with}, as its trials were begun with, got {value}; "
                 "choose another --out"
             )
     methods = sorted({*record["methods"], *plan.methods})

@@ -281,7 +281,9 @@ def test_labels_are_not_read_as_html(tmp_path: Path) -> None:
 
 
 def test_a_run_before_its_first_evaluation_has_a_report(tmp_path: Path) -> None:
-    write(tmp_path, [None])
+    write(tmp_path, [0.1, 0.2])
+    only = "round,client,status\n0,1,evaluated\n"  # whose clients have only evaluated
+    (write(tmp_path, [None], seed=2) / "clients.csv").write_text(only)
     success(invoke("report", tmp_path, "--out", tmp_path / "r.html"))
     missing = invoke("report", tmp_path, "--out", tmp_path / "no" / "r.html")
     assert (missing.exit_code, missing.stdout, missing.stderr.count("\n")) == (2, "", 1)

@@ -40,6 +40,10 @@ def test_optuna_and_costs() -> None:
     assert (tune.configurations, tune.runs, tune.rounds) == (6, 12, 36)
     assert (test.configurations, test.runs, test.rounds) == (1, 2, 6)
     assert (tune.local, tune.gradients_a_step) == ("2 epochs", 2)
+    few = {"algo": ["fedavg", "fedexp"], "lr": [0.1, 0.2, 0.4]}
+    few["fedexp"] = {"lr": [0.1]}
+    counts = [part.configurations for part in parts(make(few, search="optuna", trials=6))]
+    assert counts == [3, 1, 1, 1]
 
 
 def test_the_length_of_a_local_round_is_the_methods_own() -> None:

@@ -24,6 +24,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "sweeps.md"
     [
         ({"sweeps": {}}, r"expected the tables sweep, run and space, got 'sweeps' \(did you mean"),
         ({"run": 3}, r"expected a table \[run\], got 3"),
+        ({"run": {"lr-decay": [1.0]}}, r"\[run\] lr-decay: expected one value, .*; move it to \["),
+        ({"sweep": {"what": 1}}, r"\[sweep\]: unknown key 'what'; known: .*, seeds, test-seeds"),
         ({"sweep": {"target": 90.0}}, r"\[sweep\] target: expected a share in \[0, 1\], as 0.9"),
         ({"sweep": {"serach": "grid"}}, r"\[sweep\]: unknown key 'serach' \(did you mean 'search'"),
         ({"sweep": {"search": "bayes"}}, r"\[sweep\] search: expected one of grid, random"),
@@ -249,6 +251,8 @@ def test_keys_without_effect_give_one_warning_for_each_method() -> None:
     assert len(plan.warnings()) == 2
     assert plan.warnings()[0].startswith("fedavg: dirichlet-alpha=0.1 has no effect")
     assert make().warnings() == []
+    (line,) = make({"algo": ["fedavg"]}, {"fedprox": {"mu": 0.1}}).warnings()
+    assert line == "[run.fedprox] has no effect: fedprox is not among the methods of the sweep"
 
 
 def test_ranking_personal_models_by_the_mean_model_gives_a_warning() -> None:
