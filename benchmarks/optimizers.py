@@ -60,21 +60,24 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="write setting and table to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    generator = torch.Generator().manual_seed(0)
-    batches = [
-        (
-            torch.randn(BATCH, 3, 32, 32, generator=generator),
-            torch.randint(10, (BATCH,), generator=generator),
-        )
-        for _ in range(STEPS)
-    ]
-    seconds = measure(batches, options)
+    seconds = measure(batches(), options)
     text = table(seconds, options)
     print(text)
     if options.markdown:
         options.markdown.write_text(text)
     if options.check and (missed := missed_targets(seconds)):
         sys.exit("\n".join(missed))
+
+
+def batches() -> Batches:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (
+            torch.randn(BATCH, 3, 32, 32, generator=generator),
+            torch.randint(10, (BATCH,), generator=generator),
+        )
+        for _ in range(STEPS)
+    ]
 
 
 def module(name: str, options: argparse.Namespace) -> nn.Module:
