@@ -27,20 +27,22 @@ def pack(s: RoundState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     facts["privacy"] = None if s.privacy is None else s.privacy._asdict()
     if s.delays is not None:
         tensors["delays"] = s.delays
-        facts["visits"] = [_packed(request, tensors) for request in s.visits]
+        name_of = {id(vector): name for name, vector in tensors.items()}
+        facts["visits"] = [_packed(request, tensors, name_of) for request in s.visits]
     return tensors, facts
 
 
 SENT = ("down", "w_init", "buffers")  # vectors of a request, which those of one round share
 
 
-def _packed(request: PendingRequest, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _packed(
+    request: PendingRequest, tensors: dict[str, Tensor], name_of: dict[int, str]
+) -> dict[str, Any]:
     """The plain values of a request, and the names of its vectors among ``tensors``, to which new
-    vectors are added."""
-    name_of = {id(vector): name for name, vector in tensors.items()}
+    vectors are added; name_of: the names by id."""
     names = {}
     for field, vector in leaves({name: getattr(request, name) for name in SENT}):
-        name = name_of.get(id(vector), f"visits.{request.client}.{field}")
+        name = name_of.setdefault(id(vector), f"visits.{request.client}.{field}")
         tensors.setdefault(name, vector)
         names[field] = name
     return {k: v for k, v in request._asdict().items() if k not in SENT} | {"vectors": names}

@@ -1,6 +1,6 @@
 """The constants of a run: the layout of the model, the client half, the clients."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,8 +100,7 @@ class Session:
 
     def requests(self, s: RoundState, cohort: Iterable[int]) -> list[TrainRequest]:
         """The request to each client of round t."""
-        common = self._instruction(s.t, s.privacy)
-        return [self._request(common, pending) for pending in self.pending(s, cohort)]
+        return self.requests_of(self.pending(s, cohort), s.privacy)
 
     def pending(self, s: RoundState, cohort: Iterable[int]) -> list[PendingRequest]:
         """The request to each client of round t, as a checkpoint has it."""
@@ -133,15 +132,18 @@ class Session:
                 changed[name] = rounded[id(v)][1]
         return down._replace(**changed)
 
-    def requests_of(self, pending: Iterable[PendingRequest]) -> list[TrainRequest]:
+    def requests_of(
+        self, pending: Sequence[PendingRequest], privacy: Privacy | None = None
+    ) -> list[TrainRequest]:
         """The requests to send, of possibly several rounds."""
-        return [self._request(self._instruction(it.round), it) for it in pending]
-
-    def _request(self, common: TrainInstruction, pending: PendingRequest) -> TrainRequest:
-        client, accepted = pending.client, pending.accepted
-        durable = self.book.durable(client)
-        instruction = common._replace(client=client, accepted=accepted, durable=durable)
-        return TrainRequest(instruction, pending.down, pending.w_init, pending.buffers)
+        common = {t: self._instruction(t, privacy) for t in {it.round for it in pending}}
+        requests = []
+        for it in pending:
+            instruction = common[it.round]._replace(
+                client=it.client, accepted=it.accepted, durable=self.book.durable(it.client)
+            )
+            requests.append(TrainRequest(instruction, it.down, it.w_init, it.buffers))
+        return requests
 
     def normal(self, s: RoundState) -> Normal | None:
         """The noise of round t on sums; None: they have none."""
