@@ -98,7 +98,7 @@ def _check_client(context: Context, client: int) -> None:
     if own != client:
         raise ValueError(
             f"{PARTITION_ID}={own}: expected {client}, as this node reported when it connected: "
-            "start it again with its earlier data and number"
+            "restart it with its earlier data and partition-id"
         )
 
 
@@ -185,7 +185,7 @@ def _prepared(
     if whole and "data_dir" in unread(config.task):
         raise ValueError(
             f"dataset={config.task.dataset}: expected a data set that is read from this node's "
-            "own files; name it in the run or in this node's config, as dataset=image-folder"
+            "own files; name it in the run or in this node's config, e.g. dataset=image-folder"
         )
     threads.check(config.threads)
     clients = config.num_clients if num_clients is None else int(num_clients)

@@ -191,9 +191,9 @@ class RunConfig:
         else:
             reasons["client-state"] = "Ray keeps the states of the workers' clients"
         if self.strategy.evaluation == "clients":
-            reasons["eval-train"] = "the clients alone evaluate"
+            reasons["eval-train"] = "only the clients evaluate"
         if self.strategy.is_buffered and self.strategy.concurrency:
-            reasons["fraction-train"] = "concurrency is the number of clients at work"
+            reasons["fraction-train"] = "concurrency sets the number of active clients"
         if all(map(self.strategy.is_one_step, range(self.num_server_rounds))):
             reasons.setdefault("lr-schedule", "one local step a round has the rate lr")
         parts: list[tuple[str, Any]] = [("", self.task), ("", self.strategy)]
@@ -213,7 +213,7 @@ class RunConfig:
         every = {type(p): p for p in (*self.strategy.plugins, *self.strategy.active_plugins)}
         for name, kind in PLUGINS.items():
             strength, *others = options(kind)
-            plugin = every.get(kind)  # another option may turn it off, as compress.share=1
+            plugin = every.get(kind)  # another option may turn it off, e.g. compress.share=1
             if plugin and (not plugin.is_off or getattr(plugin, strength.name) not in (0, "none")):
                 parts.append((f"{name}.", plugin))
                 reasons |= {key_of(field): why for field, why in plugin.replaces.items()}
@@ -224,7 +224,7 @@ class RunConfig:
                 needs |= dict.fromkeys(own, f"{name}.{key_of(strength.name)}")
         for prefix, settings in parts:
             needs |= {prefix + key_of(f): prefix + other for f, other in unread(settings).items()}
-        return {key: f"nothing reads it without {other}" for key, other in needs.items()} | reasons
+        return {key: f"it needs {other}" for key, other in needs.items()} | reasons
 
 
 def _strategy(flat: Mapping[str, Any]) -> FederatedStrategy:

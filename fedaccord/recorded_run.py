@@ -64,8 +64,8 @@ def run(
         check_real_time(method, deployed=False)
     if task and not task.num_tests and method.evaluation != "clients":
         raise ValueError(
-            f"evaluation={method.evaluation}: expected test samples for the server, the data set "
-            "has none: add some, choose evaluation=clients, or hold some out with validation=0.1"
+            f"evaluation={method.evaluation}: expected test samples for the server, but the "
+            "data set has none: add some, set evaluation=clients, or set validation=0.1"
         )
     data, metrics = (task.fingerprint, task.metrics) if task else ({}, config.task.metrics)
     used = machine(task.device if task else find_device(config.task.device))
@@ -143,7 +143,7 @@ def summarised(
     try:
         yield
         status = COMPLETED
-    except (KeyboardInterrupt, SystemExit):  # Flower ends an app by the second
+    except (KeyboardInterrupt, SystemExit):  # Flower stops an app by SystemExit
         status = "interrupted"
         raise
     except Exception as error:
@@ -179,8 +179,8 @@ def with_lost_states(state: RoundState, session: Session, config: RunConfig) -> 
     if not is_simulated or config.state_dir or stateless or not clients:
         return state
     log.warning(
-        "resume: the clients' states were in the memory of the last simulation: all clients begin "
-        "anew at the model of round %d; with state-dir a simulation stores them in files",
+        "resume: the clients' states were in the memory of the last simulation and are lost: all "
+        "clients start afresh from the model of round %d; set state-dir to store them in files",
         state.t,
     )
     return forget(session.method, session.half, state, clients)

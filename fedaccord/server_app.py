@@ -38,7 +38,7 @@ def main(grid: Grid, context: Context) -> None:
             config = config.having("vectorize", "off")
         config = with_its_clients(config)
         check_real_time(config.strategy, not flower.is_simulation(grid))
-        task, chosen = None, threads.Threads(config.threads or 1, "the clients alone evaluate")
+        task, chosen = None, threads.Threads(config.threads or 1, "only the clients evaluate")
         if config.strategy.evaluation != "clients":
             task = load_task(config.task, num_clients=1, whole=True)  # its test samples
             chosen = threads_of_task(config.threads, task, config.strategy)

@@ -323,7 +323,7 @@ UNREAD: list[tuple[dict[str, Any], dict[str, str]]] = [
 @pytest.mark.parametrize(("values", "needs"), UNREAD, ids=str)
 def test_keys_without_effect_are_reported(values: dict[str, Any], needs: dict[str, str]) -> None:
     lines = RunConfig.make(values).unread()
-    assert {line.partition("=")[0]: line.rpartition(" without ")[2] for line in lines} == needs
+    assert {line.partition("=")[0]: line.rpartition(" needs ")[2] for line in lines} == needs
 
 
 def test_client_state_has_no_effect_with_workers() -> None:
@@ -343,7 +343,7 @@ def test_a_default_without_effect_is_reported_if_given() -> None:
     settings = RunConfig.make({"algo": "fedavg", "fedprox.mu": 0.1})
     assert settings.unread() == []
     assert settings.unread(explicit=["algo", "fedprox.mu"]) == [
-        "fedprox.mu=0.1 has no effect: nothing reads it without algo=fedprox"
+        "fedprox.mu=0.1 has no effect: it needs algo=fedprox"
     ]
 
 
@@ -351,7 +351,7 @@ def test_a_plug_in_that_is_set_and_off_has_no_key_without_effect() -> None:
     values = {"algo": "fedavg", "compress.share": 1.0}
     assert RunConfig.make(values | {"compress.method": "topk"}).unread(explicit=values) == []
     (line,) = RunConfig.make(values).unread(explicit=values)
-    assert line.startswith("compress.share=1.0 has no effect: nothing reads it without compress.m")
+    assert line.startswith("compress.share=1.0 has no effect: it needs compress.m")
 
 
 @pytest.mark.parametrize("algo", ["dfedsam", "scaffold"])
@@ -364,7 +364,7 @@ def test_without_a_server_fraction_train_has_no_effect(algo: str) -> None:
 
 def test_with_concurrency_fraction_train_has_no_effect() -> None:
     values = {"algo": "fedavg", "schedule": "buffered", "fraction-train": 0.9}
-    line = "fraction-train=0.9 has no effect: concurrency is the number of clients at work"
+    line = "fraction-train=0.9 has no effect: concurrency sets the number of active clients"
     assert RunConfig.make(values | {"concurrency": 2}).unread() == [line]
     assert RunConfig.make(values).unread() == []  # it makes the number
 

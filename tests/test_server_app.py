@@ -28,8 +28,8 @@ def test_keys_without_effect_are_reported_under_flower(
     grid: Any = SimpleNamespace()
     server_app.main(grid, context)
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
-        "classes-per-client=3 has no effect: nothing reads it without partition=pathological",
-        "fedprox.mu=0.2 has no effect: nothing reads it without algo=fedprox",
+        "classes-per-client=3 has no effect: it needs partition=pathological",
+        "fedprox.mu=0.2 has no effect: it needs algo=fedprox",
         f"{key}={value} has no effect here: `fedaccord run` supports it",
     ]
 
@@ -83,7 +83,7 @@ def test_states_that_ended_with_a_simulation_give_one_warning(
             server_app.main(grid, Context(1, 0, {}, RecordDict(), values))
         return [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
 
-    line = "resume: the clients' states were in the memory of the last simulation: all clients beg"
+    line = "resume: the clients' states were in the memory of the last simulation and are lost"
     assert simulate(1, False) == []
     assert [x[: len(line)] for x in simulate(3, True)] == [line] * (algo != "fedavg")
     assert [row["replies"] for row in rows(tmp_path / "runs0" / "x")] == ["", "2", "2", "2"]

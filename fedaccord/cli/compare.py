@@ -128,9 +128,8 @@ def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]", metric
     every, shown = (sum(len(g.runs) for g in some) for some in (groups, compared))
     if every > shown:
         warn(
-            f"left out: {every - shown} of a sweep's runs: trials on validation samples, which "
-            "chose the settings of its tested runs, and tests of earlier choices; its table.csv "
-            "has the trials"
+            f"left out: {every - shown} runs of a sweep: trials on validation samples, which chose "
+            "the settings of the tests, and tests of earlier choices; table.csv has the trials"
         )
     from fedaccord.experiments.analysis.groups import several_contents
     from fedaccord.runs.metrics import is_loss
@@ -140,16 +139,16 @@ def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]", metric
         warn(f"runs of {', '.join(sets)} are ranked together: compare those of one dataset")
     if other := several_contents(compared):
         warn(
-            f"runs of different {', '.join(other)} behind equal settings are ranked together: "
+            f"runs with equal settings but different {', '.join(other)} are ranked together: "
             "data, files or code have changed, see [used.contents] in each config.toml"
         )
     every_run = [run for group in compared for run in group.runs]
     losses = sorted({str(run.used.get("loss", run.settings.get("loss"))) for run in every_run})
     if len(losses) > 1 and is_loss(metric):
-        warn(f"{metric}: runs of loss={', '.join(losses)} are ranked together by values of each")
+        warn(f"{metric}: runs with different losses ({', '.join(losses)}) are ranked together")
     if rows := rows_of_untrained_parts(compared, metric):
         warn(
-            f"{rows}: {metric} is of a model whose local parts are those before round 1; "
+            f"{rows}: {metric} is of a model with the local parts from before round 1; "
             f"--metric personal-{metric.partition('-')[2]} ranks by the clients' own models"
         )
 

@@ -49,7 +49,7 @@ class Commands(TyperGroup):
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
-        except KeyboardInterrupt as error:  # while a command loads, or in one that is only read
+        except KeyboardInterrupt as error:  # while a command loads, or in one that only reads
             return _complain("interrupted", exit_code(error))
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:

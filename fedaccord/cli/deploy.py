@@ -112,7 +112,7 @@ def _hosts(names: list[str] | None) -> list[str]:
     hosts = names or [socket.gethostname()]
     for host in hosts:
         if not (_is_address(host) or _is_name(host)):
-            wanted = "a host name or an IP address, as fed.example.org or 192.0.2.10"
+            wanted = "a host name or an IP address, e.g. fed.example.org or 192.0.2.10"
             stop(f"--host: expected {wanted}, got {host!r:.80}", 2)
     return hosts
 

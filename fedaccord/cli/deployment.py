@@ -33,7 +33,7 @@ LITTLE, TOO_LITTLE = 1e9, 1e8  # bytes of free space
 NAME = "its certificate is for another name: make one with `fedaccord deploy renew DIR --host`"
 VERIFY = {  # OpenSSL's codes of certificate errors
     9: "its certificate is not valid yet by this machine's clock: set the clock",
-    10: "its certificate has expired: where the deployment was made, `fedaccord deploy renew DIR`",
+    10: "its certificate has expired: run `fedaccord deploy renew DIR` where it was made",
     **{62: NAME, 64: NAME},
 }
 ANOTHER_CA = "its certificate is not signed by this folder's ca.crt: use the one of this server"
@@ -105,7 +105,7 @@ def _check_device(folder: Path, facts: Facts) -> Iterator[Check]:
     except OSError as error:
         yield fail("node-config", f"expected a line of key=value pairs, got {error}")
     except click.ClickException:
-        yield fail("node-config", f'expected pairs as key=1 key=true key="text"; edit {file}')
+        yield fail("node-config", f'expected pairs such as key=1 key=true key="text"; edit {file}')
     except ValueError as error:
         yield fail("node-config", f"{error}; edit {file}")
     else:
@@ -135,7 +135,7 @@ def _check_number(config: Mapping[str, Any]) -> None:
     for key in node_config.NUMBERS:
         if type(config.get(key)) is not int:
             raise ValueError(
-                f"expected partition-id=0 num-partitions=3 or the like, without spaces around =, "
+                f"expected e.g. partition-id=0 num-partitions=3, without spaces around =, "
                 f"got {key}={config.get(key)!r}"
             )
 
@@ -183,10 +183,10 @@ def _check_connection(folder: Path, facts: Facts) -> list[Check]:
         reason = VERIFY.get(error.verify_code, ANOTHER_CA)
         return [port, fail("certificate", f"{address}: {reason}")]
     except ssl.SSLError:
-        advice = "the server does not speak TLS; start it by its start.sh, without --insecure"
+        advice = "the server does not speak TLS; start it with its start.sh, without --insecure"
         return [port, fail("certificate", f"{address}: {advice}")]
     except (OSError, http.client.HTTPException) as error:
-        advice = f"expected a SuperLink, which did not answer ({type(error).__name__})"
+        advice = f"expected the answer of a SuperLink, got none ({type(error).__name__})"
         return [port, fail("server", f"{address}: {advice}")]
     days = certificates.days_left(load_der_x509_certificate(certificate))
     clock = _check_clock(answer.getheader("date"))
@@ -224,7 +224,7 @@ def _check_registered(key: Path, folder: Path, facts: Facts) -> Check:
         return ok("key", "registered")
     if answer.status == flower.UNKNOWN:
         advice = f"flwr supernode register {folders.PUBLIC_KEY} {folders.CONNECTION}"
-        return fail("key", f"not registered at the server: {advice}, on the runs' machine")
+        return fail("key", f"not registered at the server: run {advice} where runs are started")
     return fail("key", f"refused by the server ({answer.status} {answer.reason})")
 
 
@@ -250,7 +250,7 @@ def _ask(
 
 def _check_days(what: str, days: float, whose: str) -> Check:
     if days < 0:
-        advice = "where the deployment was made, `fedaccord deploy renew DIR` makes another"
+        advice = "run `fedaccord deploy renew DIR` where the deployment was made"
         return fail(what, f"{whose}, has expired {-days:.0f} days ago; {advice}")
     return (warn if days < SOON else ok)(what, f"{whose}, valid for {days:.0f} days")
 
@@ -259,8 +259,8 @@ def _check_private(path: Path) -> Check:
     if not path.exists():
         return fail(path.name, f"none in {path.parent}")
     if path.stat().st_mode & 0o077:
-        return fail(path.name, f"others may read it: chmod 600 {path}")
-    return ok(path.name, "no other user may read it")
+        return fail(path.name, f"other users can read it: chmod 600 {path}")
+    return ok(path.name, "no other user can read it")
 
 
 def _check_writable(what: str, folder: Path) -> Check:

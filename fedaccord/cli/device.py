@@ -9,7 +9,7 @@ import typer
 
 from fedaccord.cli.console import refusing, stop
 
-THIRD_PARTY = (  # a ClientApp's first connection imports the last one
+THIRD_PARTY = (  # the last one is imported by a ClientApp's first connection
     "numpy.random",
     "statistics",
     "safetensors.torch",

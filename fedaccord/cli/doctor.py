@@ -168,7 +168,7 @@ def check_ray() -> Check:
     if problem := ray_cluster.unreachable():
         return warn(what, problem)
     if not address:
-        return ok(what, "none: a simulation starts Ray for itself")
+        return ok(what, "none: a simulation starts its own")
     joined = ":" in address and "/" not in address
     return ok(what, f"at {address}, which simulations join" if joined else address)
 

@@ -57,14 +57,14 @@ def evaluate(
             moved.append(name)
     console.print(table)
     if others:
-        warn(f"{', '.join(others)}: not what the run had, see [used.contents] of its config.toml")
+        warn(f"{', '.join(others)}: changed since the run, see [used.contents] in its config.toml")
     elif moved and (state := status(run)) != COMPLETED:
         names = ", ".join(moved)
-        warn(f"{names}: not as reported; the run is {state}: its model is of another round")
+        warn(f"{names}: not as reported; the run is {state}, its model from another round")
     elif moved and "data-dir" not in places:
         warn(
-            f"{', '.join(moved)}: not as reported; the code of the model, the loss or the metrics, "
-            "or the data have changed since the run"
+            f"{', '.join(moved)}: not as reported; the data, or the code of the model, "
+            "loss or metrics, changed since the run"
         )
 
 

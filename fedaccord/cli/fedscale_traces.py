@@ -87,7 +87,7 @@ def _capacity(path: Path, device: Mapping[str, Any]) -> dict[str, object]:
 def _activity(path: Path, device: Mapping[str, Any]) -> dict[str, object]:
     begins, ends = device["active"], device["inactive"]
     if not isinstance(begins, list) or not isinstance(ends, list):
-        raise ValueError(f"{path}: expected lists of seconds as active and inactive")
+        raise ValueError(f"{path}: expected active and inactive to be lists of seconds")
     period = _number(path, device["finish_time"])  # which the times repeat after
     pairs = sorted((_number(path, b), _number(path, e)) for b, e in zip(begins, ends, strict=False))
     within = [(begin, min(end, period)) for begin, end in pairs]

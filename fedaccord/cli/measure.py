@@ -136,8 +136,8 @@ def measure(
             )
     if rows := rows_of_untrained_parts(groups, "test-loss"):
         warn(
-            f"{rows}: all measures but dual-drift and dual-mean are of w with local "
-            "parts as they were before round 1"
+            f"{rows}: all measures except dual-drift and dual-mean are of w with the local parts "
+            "from before round 1"
         )
     if landscape is not None:
         with refusing(ValueError, OSError):
@@ -157,7 +157,7 @@ def _chosen(runs: list[Path], out: Path | None) -> "tuple[list[Group], bool]":
     every_run = [run for group in groups for run in group.runs]
     if len(every_run) == 1:
         if (status := every_run[0].summary["status"]) != COMPLETED:
-            warn(f"{every_run[0].path} is {status}, not completed: the model is an earlier round's")
+            warn(f"{every_run[0].path} is {status}: the model is from an earlier round")
         return groups, True
     if out is not None:
         raise ValueError(

@@ -30,7 +30,7 @@ def report(
     fedaccord report my-sweep --out my-sweep.html
     """
     check_output("--out", out)
-    is_pipe = is_special(out)  # as /dev/stdout
+    is_pipe = is_special(out)  # e.g. /dev/stdout
     if out.suffix != ".html" and not is_pipe:
         stop(f"--out: expected a file that ends in .html, got {out}; name one", 2)
     groups = read_groups(runs)

@@ -9,7 +9,7 @@ from fedaccord.cli.run import federate
 from fedaccord.cli.settings import Force, Pairs, RunDir, make_absolute, read_run, read_settings
 from fedaccord.process.interrupts import interruptible
 
-AT_START = {"num-clients", "vectorize"}  # a checkpoint has the values that they had then
+AT_START = {"num-clients", "vectorize"}  # a checkpoint has their values at the start
 
 
 @interruptible()

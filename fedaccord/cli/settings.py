@@ -62,10 +62,10 @@ def read_settings(
     for pair in pairs:
         key, equals, text = (part.strip() for part in pair.partition("="))
         if not equals:
-            raise ValueError(f"expected key=value, as lr=0.05, got {pair!r}")
+            raise ValueError(f"expected key=value, e.g. lr=0.05, got {pair!r}")
         kind = type(fields[key].default) if key in fields else None
         if key in seen:
-            warn(f"{key} is given twice: {text!r}, the later one, counts")
+            warn(f"{key} is given twice: the later value, {text!r}, is used")
         seen.add(key)
         values[key] = _value(text, kind)
     make_absolute(values)
@@ -154,7 +154,7 @@ def _read_file(file: Path) -> dict[str, Any]:
 
     content = read_toml(file, "--config: ")
     if any(isinstance(content.get(table), Mapping) for table in ("sweep", "space")):
-        raise ValueError(f"--config: {file} is a file of `fedaccord sweep`: start it by that")
+        raise ValueError(f"--config: {file} is a sweep file: start it with `fedaccord sweep`")
     if isinstance(table := content.get("run"), Mapping):
         if others := sorted(content.keys() - RUN_TABLES):
             raise ValueError(

@@ -67,8 +67,8 @@ def check_imports(
         if not any(f"{module}.".startswith(f"{package}.") for package in allowed_packages):
             raise ValueError(
                 f"{key}: this node imports nothing from {module} for a run: start the SuperNode "
-                f'with {IMPORTS}="{module.partition(".")[0]}" in --node-config, a list of packages '
-                "with commas, if it may run here"
+                f'with {IMPORTS}="{module.partition(".")[0]}" in --node-config, packages separated '
+                "by commas, if it may run here"
             )
 
 

@@ -121,8 +121,8 @@ def is_dead_worker(reason: str) -> bool:
 
 # --- errors ---------------------------------------------------------------------------------------
 
-# a client's exception as text: within its class, and in a simulation within the words of Flower's
-# own exception, which holds the client's; neither has a field for the client's message alone
+# a client's exception as text: Flower puts its message inside its class name, and in a simulation
+# also inside the text of its own exception; no field has the message alone
 _RAISED = re.compile(r"^(<class '[\w.]+'>:<')?(Exception ClientAppException occurred\. Message: )?")
 
 

@@ -31,7 +31,7 @@ def node_commands() -> dict[str, Callable[[], object]]:
     from flwr.supernode.cli import flwr_clientapp
 
     def client_app() -> None:
-        with suppress(OSError):  # short of memory, Linux ends it before the SuperNode
+        with suppress(OSError):  # if memory runs out, Linux ends it before the SuperNode
             Path("/proc/self/oom_score_adj").write_text("500", encoding="utf-8")
         flwr_clientapp()
 
@@ -64,7 +64,7 @@ def run_supernode(words: Sequence[str], short_pauses: bool) -> None:
     if short_pauses:
         cast(Any, start_client_internal).time = Pauses()
     flower_supernode()
-    why = "The connection to the SuperLink ended: see the error above."  # its other threads go on
+    why = "The connection to the SuperLink ended: see the error above."  # other threads continue
     flwr_exit(ExitCode.SUPERNODE_CONNECTION_ERROR, why)
 
 
@@ -100,7 +100,7 @@ def stay_connected() -> None:
         try:
             heartbeats._run(self)
         except Exception as error:
-            log.error("the heartbeats ended, and with them this SuperNode: %s", error)
+            log.error("the heartbeats ended, so this SuperNode stops: %s", error)
             os.kill(os.getpid(), signal.SIGTERM)
 
     room.FleetHttpClient = type("Client", (client,), {"_unary_unary": ask})

@@ -208,8 +208,8 @@ class ClientHalf:
         if versions(down, state) != before:
             raise TypeError(
                 f"{type(self.rule).__name__}: expected unchanged vectors of the message and the "
-                "client's state, got one changed in place; return new vectors, as c - x in place "
-                "of c.sub_(x)"
+                "client's state, got one changed in place; return new vectors, e.g. c - x, not "
+                "c.sub_(x)"
             )
 
     def dual(self, down: Any, state: Any) -> Vector | None:

@@ -186,7 +186,7 @@ def own_metric(path: str, of_classes: bool) -> Metric:
     )
 
 
-CLASSES_LAST = "put the classes last, by output.movedim(1, -1)"
+CLASSES_LAST = "put the classes last, with output.movedim(1, -1)"
 
 
 def are_classes_second(predictions: Tensor, targets: Tensor) -> bool:

@@ -37,7 +37,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 STATES = ("reset", "keep", "average")
 COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of an iteration of Muon: a, b, c
 ITERATIONS = 5
-LONG = 64  # rows from which twice as many columns make a matrix a long one
+LONG = 64  # a matrix with as many rows and twice as many columns is long
 
 
 class Schedule(NamedTuple):
@@ -285,8 +285,8 @@ def made(name: str) -> Optimizer:
     own = named.call("optimizer", FUNCTIONS.path(name), {})
     if not isinstance(own, Optimizer):
         raise ValueError(
-            f"optimizer: expected a subclass of Optimizer, or a function that returns one's object "
-            f"without arguments, {name} returned a {type(own).__name__}"
+            "optimizer: expected a subclass of Optimizer, or a function without arguments that "
+            f"returns an object of one, {name} returned a {type(own).__name__}"
         )
     return own
 
@@ -296,8 +296,8 @@ def setting_of(optimizer: Any) -> str:
     kind = type(optimizer)
     if not isinstance(optimizer, Optimizer):
         raise ValueError(
-            f"local_optimizer: expected one as AdamW(beta1=0.8), got a {kind.__name__}; "
-            "optimizer='adamw' is one by name, a subclass of Optimizer one of your own"
+            f"local_optimizer: expected an object, e.g. AdamW(beta1=0.8), got a {kind.__name__}; "
+            "optimizer='adamw' sets one by name, a subclass of Optimizer is your own"
         )
     name = kind.registered_name()
     return name if OPTIMIZERS.get(name) is kind else f"{kind.__module__}:{kind.__name__}"
@@ -363,7 +363,7 @@ def _rounds_products() -> bool:
     """Whether PyTorch may round the factors of products of float32, on a CPU or on a GPU."""
     try:
         return torch.get_float32_matmul_precision() != "highest"
-    except RuntimeError:  # there are newer flags, and they differ
+    except RuntimeError:  # newer flags are set to different values
         return True
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-FREE = ("records", "speed", "place")  # of no number of a run
+FREE = ("records", "speed", "place")  # no number of a run depends on them
 LARGEST = (2 - 2**-23) * 2.0**127  # number that float32 holds: above it a step is inf
 AFFECTS = ("numbers", "rounds", *FREE)
 _OPTIONS: "WeakKeyDictionary[type, tuple[dataclasses.Field[Any], ...]]" = WeakKeyDictionary()
@@ -78,7 +78,7 @@ def check_option(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
     if isinstance(value, bool) and (word := str(value).lower()) in rule["choices"]:
         value = word  # as TOML reads it
     if type(value) is not kind:
-        got = " ".join(repr(value).split())  # of an object, as an optimiser of PyTorch
+        got = " ".join(repr(value).split())  # of an object, e.g. a PyTorch optimiser
         raise ValueError(f"{name}: expected {_name(kind)}, got {got:.80}")
     if kind is str and "\0" in value:
         what = "a path" if rule["path"] else "a text"

@@ -103,10 +103,10 @@ class Registered:
         one, other = (
             f"{k.__module__}:{k.__qualname__}" for k in (Registered.registry.get(name, cls), cls)
         )
-        if one != other:  # the same class may be defined again, as in a notebook
+        if one != other:  # the same class may be defined again, e.g. in a notebook
             raise TypeError(
-                f"{other}: expected a class with a short name of its own, got {name!r}, which is "
-                f"that of {one}; rename one of the two"
+                f"{other}: expected a class with a unique short name, got {name!r}, also "
+                f"that of {one}; rename one of them"
             )
         Registered.registry[name] = cls
 

@@ -145,7 +145,7 @@ def server_step(
     if versions(*arguments) != before:
         raise TypeError(
             f"{type(method).__name__}.aggregate: expected unchanged arguments, got w, uploads or "
-            "state changed in place; return new vectors, as w - x in place of w.sub_(x)"
+            "state changed in place; return new vectors, e.g. w - x, not w.sub_(x)"
         )
     is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Tensor)
     if not (is_pair and type(result[1]) is type(server)):

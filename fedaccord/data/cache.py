@@ -47,7 +47,7 @@ def fingerprint(paths: tuple[Path, ...], settings: Mapping[str, Any]) -> str:
         for folder, folders, files in os.walk(path, followlinks=True):
             entries += [f"{folder}/{entry}" for entry in folders + files]
             if folder != path:
-                folders.clear()  # which ends the walk here
+                folders.clear()  # do not descend
     facts = [_size_and_time(entry) for entry in sorted(entries)]
     text = repr((CACHE_FORMAT, settings, facts))
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]

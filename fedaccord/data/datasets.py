@@ -85,7 +85,7 @@ def _load(name: str, data_dir: str, reading: ReadOptions) -> Dataset:
     if data := read(path, name):
         return data
     raise ValueError(
-        f"the cache file {path} is not what was just written to it: check the disk, or set "
+        f"the cache file {path} differs from what was just written: check the disk, or set "
         "FEDACCORD_CACHE to a folder on another"
     )
 

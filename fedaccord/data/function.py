@@ -97,8 +97,8 @@ def _dataset(name: str, content: Any, reading: ReadOptions) -> Dataset:
     with seeded(0):  # after the samples were read: it draws numbers
         if changes_when_read(content["train"]):
             log.warning(
-                "%s: its training samples change from one reading to the next, as by random "
-                "transforms, and are read once: return augment, a function, as well",
+                "%s: its training samples change from one reading to the next, e.g. by random "
+                "transforms, but are read once: also return augment, a function",
                 name,
             )
     assert isinstance(train.x, Tensor)
@@ -188,7 +188,7 @@ def _class_names(classes: Any, train: Split, test: Split) -> tuple[tuple[str, ..
     if isinstance(number, list | tuple):
         names, number = tuple(map(str, number)), len(number)
     if names and number != len(names):
-        raise ValueError(f"expected classes={len(names)}, of which there are names, got {number}")
+        raise ValueError(f"expected classes={len(names)}, the number of names, got {number}")
     return names, number
 
 
@@ -207,7 +207,7 @@ def _num_classes(name: str, classes: Any, y_train: Tensor, y_test: Tensor) -> in
         _warn_if_unseen(name, y_train, top)
     number = _count("classes", top + 1 if classes is None else classes)
     if number < 2 or top >= number:
-        void = f"; mark what does not count by {IGNORED}" if y_train.ndim > 1 else ""
+        void = f"; mark labels that do not count by {IGNORED}" if y_train.ndim > 1 else ""
         raise ValueError(f"expected labels below classes={number}, two or more, got {top}{void}")
     return number
 

@@ -90,8 +90,8 @@ def decode(root: Path, reading: ReadOptions) -> Arrays:
             )
     if others:
         log.warning(
-            f"image-folder: {len(others)} entries of the class folders are left out, as "
-            f"{others[0]}: they are no files called {', '.join(sorted(IMAGE_SUFFIXES))}"
+            f"image-folder: {len(others)} entries of the class folders are left out, e.g. "
+            f"{others[0]}: they are not files called {', '.join(sorted(IMAGE_SUFFIXES))}"
         )
     with ALONE, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's warnings about an image
@@ -146,8 +146,7 @@ def _decode_image(file: Path, image_size: int) -> NDArray[np.uint8]:
     except Exception as error:  # Pillow raises a dozen kinds on a damaged file
         reason = str(error) or type(error).__name__
         raise ValueError(
-            f"image-folder: expected an image in {file}, got what cannot be read as one "
-            f"({reason}): remove or replace it"
+            f"image-folder: cannot read {file} as an image ({reason}): remove or replace it"
         ) from error
 
 

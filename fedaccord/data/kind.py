@@ -77,7 +77,7 @@ class ReadOptions(NamedTuple):
         names = tuple(part.strip() for part in self.labels.split(",") if part.strip())
         if self.labels and len({*names}) < max(len(names), 2):
             raise ValueError(
-                "labels: expected two or more different names with commas between them, got "
+                "labels: expected two or more different names, separated by commas, got "
                 f"{self.labels!r}"
             )
         return names
@@ -133,8 +133,8 @@ def check_fits(what: str, size: int) -> None:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > memory:
         raise ValueError(
-            f"{what}: expected what fits into the {memory / 1e9:,.0f} GB of memory here, got "
-            f"{size / 1e9:,.0f} GB: use less of it, or smaller images"
+            f"{what}: expected at most the {memory / 1e9:,.0f} GB of memory here, got "
+            f"{size / 1e9:,.0f} GB: use fewer samples or smaller images"
         )
 
 

@@ -124,21 +124,20 @@ def _arrays(path: Path) -> dict[str, Array]:
             members = file.infolist()
         names = [member.filename for member in members]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"{twice[0]} is there twice")
+            raise ValueError(f"{twice[0]} occurs twice")
         check_fits("unpacked", sum(member.file_size for member in members))
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in (*ARRAYS, "classes", "client") if key in file}
     except Exception as error:  # NumPy and zipfile raise a dozen kinds on a damaged file
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(
-            f"npz: expected numbers written by numpy.savez in {path}, got what cannot be read as "
-            f"such ({reason}): write it anew"
+            f"npz: cannot read {path} as numbers written by numpy.savez ({reason}): rewrite it"
         ) from error
     for key, array in arrays.items():
         if not isinstance(array, np.ndarray):  # NumPy gives the bytes of any other member
             raise ValueError(
                 f"npz: expected {key} of {path} as an array written by numpy.savez, got another "
-                "kind of file: write it anew"
+                "kind of file: rewrite it"
             )
     if "x_train" in arrays and "y_train" in arrays and not any(key in arrays for key in TEST):
         arrays |= {key: np.atleast_1d(arrays[key.replace("test", "train")])[:0] for key in TEST}

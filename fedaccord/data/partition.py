@@ -83,7 +83,7 @@ def partition(
             raise ValueError("dataset: expected labels (n,), got (n, 1): flatten them")
         raise ValueError(
             f"partition: expected iid, natural or file if targets are no class labels, got "
-            f"{scheme}, which deals by class: set partition=iid"
+            f"{scheme}, which divides by class: set partition=iid"
         )
     labels = _classes_of(labels)
     if num_clients < 1:
@@ -132,7 +132,7 @@ def _natural(owners: NDArray[np.integer] | None, num_clients: int) -> Sequence[I
     if owners is None:
         raise ValueError(
             "partition: natural expects data that names a client for each training sample (npz: an "
-            "array `client`; text: a column `client`; a function: a partitioner), this names none: "
+            "array `client`; text: a column `client`; a function: a partitioner), got none: "
             "add it, or set partition=iid"
         )
     sizes = np.bincount(owners)

@@ -60,7 +60,7 @@ def _parse(file: str) -> Any:
         ) from None
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"partition-file: cannot read {file!r} as JSON: {error}; write it anew"
+            f"partition-file: cannot read {file!r} as JSON: {error}; rewrite it"
         ) from error
 
 
@@ -70,7 +70,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the client {short(twice)} is there twice")
+        raise ValueError(f"the client {short(twice)} occurs twice")
     return content
 
 
@@ -82,8 +82,8 @@ def _warn_of_duplicates(parts: list[Ints], file: str) -> None:
         holders = [i for i, part in enumerate(parts) if sample in part]
         whose = f"clients {holders[0]} and {holders[1]}" if holders[1:] else f"client {holders[0]}"
         log.warning(
-            f"partition-file: {file!r} gives {(times > 1).sum()} of the samples more than once, as "
-            f"sample {sample} to {whose}"
+            f"partition-file: {file!r} gives {(times > 1).sum()} of the samples more than once, "
+            f"e.g. sample {sample} to {whose}"
         )
 
 

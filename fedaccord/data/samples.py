@@ -109,7 +109,7 @@ def _of_items(items: Sequence[Any]) -> Split:
             )
         items = [(item[others[0]], item[labels[0]]) for item in items]
     if not items or any(not isinstance(item, tuple | list) or len(item) != 2 for item in items):
-        raise ValueError("expected items (input, target), one or more, got others, or none")
+        raise ValueError("expected one or more items (input, target), got others or none")
     return Split(_inputs([x for x, _ in items]), _tensor([y for _, y in items]))
 
 
@@ -161,7 +161,7 @@ def _array(values: Any) -> Any:
     if not isinstance(values, np.ndarray):
         values = _stacked(np.stack, [np.asarray(_pixels(value)) for value in values])
     if isinstance(values, np.ma.MaskedArray):
-        raise ValueError("expected numbers, got a masked array: fill it, as by filled()")
+        raise ValueError("expected numbers, got a masked array: fill it, e.g. by filled()")
     if values.dtype.kind not in "biuf":
         raise ValueError(f"expected numbers, of labels integers from 0 on, got {values.dtype}")
     return values

@@ -19,7 +19,7 @@ from fedaccord.data.kind import Arrays, Kind, ReadOptions, Source, check_fits, n
 log = logging.getLogger("flwr")  # what a run prints
 
 BYTE_TOKENIZER = "bytes"  # the tokenizer that needs no vocabulary of its own
-PADDING = 0  # the id that fills a text up
+PADDING = 0  # the id that pads a text
 SUFFIXES = (".csv", ".jsonl")
 TEST_EVERY = 5  # rows of one file without a column `split`
 
@@ -140,10 +140,9 @@ def _rows(path: Path) -> Iterator[Row]:
                 yield _row(path, number, values)
     except (OSError, UnicodeError, csv.Error, json.JSONDecodeError, RecursionError) as error:
         too_long = isinstance(error, csv.Error) and "field limit" in str(error)
-        advice = "use .jsonl, which has no such limit" if too_long else "write it anew"
+        advice = "use .jsonl, which has no such limit" if too_long else "rewrite it"
         raise ValueError(
-            f"text: expected UTF-8 {path.suffix[1:]} in {path}, got what cannot be read as such "
-            f"({error}): {advice}"
+            f"text: cannot read {path} as UTF-8 {path.suffix[1:]} ({error}): {advice}"
         ) from error
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from fedaccord.core.vectors import to_device
 
-PAD = 4  # pixels on each side, of which a random crop takes some
+PAD = 4  # pixels of padding on each side for random crops
 
 
 class Scaled(Protocol):

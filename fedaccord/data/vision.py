@@ -38,7 +38,7 @@ def find(
             reason = str(error) or type(error).__name__
             again = f"delete {root / subfolder} and set" if (root / subfolder).exists() else "try"
             raise ValueError(
-                f"{name} cannot be had from {root} ({reason}): {again} download=true again, or "
+                f"{name} cannot be loaded from {root} ({reason}): {again} download=true again, or "
                 "point data-dir to a complete copy"
             ) from error
 

@@ -53,7 +53,7 @@ class FaultyFleet(InProcessFleet):
 
     def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         for t, i in self._late:
-            log.info("ignored the reply of client %d to round %d: it came late", i, t + 1)
+            log.info("ignored the late reply of client %d to round %d", i, t + 1)
         self._late = []
         kinds = {
             request.instruction.client: self._kind(request.instruction) for request in requests

@@ -69,8 +69,8 @@ def refusal_beside(key: str, method: FederatedStrategy) -> str:
     if table in OPTIMIZERS:
         argument = f"local_optimizer={OPTIMIZERS[table].__name__}({argument})"
     return (
-        f"{key}: expected it in the strategy, as {name}({argument}), which has the settings of its "
-        "own; got it beside one"
+        f"{key}: expected it in the strategy, e.g. {name}({argument}), which has its own settings; "
+        "got it outside"
     )
 
 
@@ -90,7 +90,7 @@ def module_of(model: Any, seed: int) -> nn.Module:
     if not callable(model):
         raise ValueError(f"{wanted}, got {type(model).__name__}")
     try:
-        with seeded(seed):  # as of models by name
+        with seeded(seed):  # as for models by name
             module = model()
     except TypeError as error:  # for example a class that needs arguments
         raise ValueError(f"{wanted}: {error}") from error
@@ -105,7 +105,7 @@ def cohorts_of(participation: Any) -> list[list[int]]:
         return [[*map(_client, cohort)] for cohort in participation]
     except TypeError:
         raise ValueError(
-            "participation: expected a share of the clients, or the clients of each round, as "
+            "participation: expected a share of the clients, or the clients of each round, e.g. "
             f"[[0, 2], [1]], got {participation!r:.80}"
         ) from None
 

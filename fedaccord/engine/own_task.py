@@ -83,8 +83,8 @@ def _test(test: Any, clients: Sequence[Any], form: BatchFormat) -> Samples | Tes
     if isinstance(test, list) and not any(isinstance(part, Tensor) for part in test):
         if len(test) != len(clients):
             raise ValueError(
-                f"test: expected (inputs, targets), a Dataset, or a list of the {len(clients)} "
-                f"clients' own, None for a client that has none, got a list of {len(test)}"
+                f"test: expected (inputs, targets), a Dataset, or a list with the samples of each "
+                f"of {len(clients)} clients, None if it has none, got a list of {len(test)}"
             )
         return PerClient(
             [
@@ -116,7 +116,7 @@ def _check_tensors(what: str, samples: Any, first: Any) -> None:
     """Raise ValueError unless these are (x, y) of one length, alike client 0's."""
     if len(samples) != 2:
         raise ValueError(
-            f"{what}: expected tensors (x, y), or a torch Dataset, as TensorDataset(a, b, y), got "
+            f"{what}: expected tensors (x, y) or a torch Dataset, e.g. TensorDataset(a, b, y), got "
             f"{describe(samples)}"
         )
     for part in samples:
@@ -128,25 +128,25 @@ def _check_tensors(what: str, samples: Any, first: Any) -> None:
             )
     x, y = samples
     if x.layout is not torch.strided or y.layout is not torch.strided:
-        raise ValueError(f"{what}: expected dense tensors, got a sparse one; give its to_dense()")
+        raise ValueError(f"{what}: expected dense tensors, got a sparse one; use its to_dense()")
     if x.is_inference() or y.is_inference():
         raise ValueError(
             f"{what}: expected tensors that a gradient can be computed with, got one made under "
-            "torch.inference_mode(); give its clone(), or make it under torch.no_grad()"
+            "torch.inference_mode(); use its clone(), or make it under torch.no_grad()"
         )
     if not (x.ndim and y.ndim) or len(x) != len(y) or not len(x):
         raise ValueError(f"{what}: expected equally many inputs and targets, at least one each")
     like = first[0] if is_tensors(first) else x
     if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
         raise ValueError(
-            f"{what}: expected inputs (n, ...) as client 0 has, {tuple(like.shape[1:])} "
+            f"{what}: expected inputs (n, ...) as at client 0, {tuple(like.shape[1:])} "
             f"{like.dtype}, got {tuple(x.shape[1:])} {x.dtype}"
         )
     like = first[1] if is_tensors(first) else y
     alike = y.shape[1:] == like.shape[1:] and like.is_floating_point()
     if y.is_floating_point() and y.isfinite().all() and not alike:
         raise ValueError(
-            f"{what}: expected targets (n, ...) as client 0 has, {tuple(like.shape[1:])} "
+            f"{what}: expected targets (n, ...) as at client 0, {tuple(like.shape[1:])} "
             f"{like.dtype}, got {tuple(y.shape[1:])} {y.dtype}"
         )
 
@@ -164,12 +164,12 @@ def _copied(module: nn.Module) -> nn.Module:
     hooked = [name for name, p in module.named_parameters() if p._backward_hooks]
     if hooked:
         raise ValueError(
-            f"model: expected parameters without hooks, {hooked[0]} has one, which no copy keeps: "
+            f"model: expected parameters without hooks, {hooked[0]} has one, which copies lose: "
             "register it on a module, or give fedaccord run a function that builds the model"
         )
     try:
         return copy.deepcopy(module)
-    except Exception as error:  # attributes of any kind
+    except Exception as error:  # attributes may raise anything
         raise ValueError(
             f"model: expected a module that can be copied, {type(module).__name__} cannot: "
             f"{one_line(error)}"
@@ -187,7 +187,7 @@ def _module(
         return partial(_copied, model)
     if isinstance(clients, SourceClients):
         raise ValueError(
-            f"model: expected a module with clients= that are no tensors, got the name {model!r}"
+            f"model: expected a module, as clients= are not tensors, got the name {model!r}"
         )
     x, y = clients.samples(0)
     shape, outputs = tuple(x.shape[1:]), y.shape[1:].numel()

@@ -116,12 +116,10 @@ def simulate(
     to resume from, FederationError if no round counted or the model diverged.
     """
     if torch.is_inference_mode_enabled():
-        raise ValueError(
-            "simulate: expected a call outside of torch.inference_mode(), got one in it"
-        )
+        raise ValueError("simulate: expected a call outside torch.inference_mode(), got one inside")
     if not isinstance(algo, str | FederatedStrategy):
         example = f"{algo.__name__}()" if isinstance(algo, type) else "Scaffold(lr=0.05)"
-        raise ValueError(f"algo: expected a name, or a strategy, as {example}, got {algo!r}")
+        raise ValueError(f"algo: expected a name, or a strategy, e.g. {example}, got {algo!r}")
     check_functions(on_round=on_round, faults=faults)
     if not isinstance(resume, str | Path | None):
         raise ValueError(f"resume: expected a run directory, or None, got {resume!r}")
@@ -227,7 +225,7 @@ def _listed(clients: Any) -> list[Any]:
     if not isinstance(clients, Iterable) or isinstance(clients, Mapping | str):
         raise ValueError(
             "clients: expected a list of the samples of each client, got "
-            f"{type(clients).__name__}; num_clients=... deals out a dataset="
+            f"{type(clients).__name__}; num_clients=... partitions a dataset="
         )
     return [*clients]
 

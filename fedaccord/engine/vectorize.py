@@ -44,20 +44,22 @@ def choose(setting: str, task: Task, strategy: FederatedStrategy, clients: int) 
     reason = (_against_on_gpu if on_gpu else _against)(task, strategy, clients)
     if reason:
         return VectorizeChoice(False, f"one client at a time: {reason}")
-    why = "a GPU runs their kernels beside each other" if on_gpu else "the model is small"
+    why = "a GPU runs their kernels in parallel" if on_gpu else "the model is small"
     return VectorizeChoice(True, f"many clients in one call: {why}, a round has {clients}")
 
 
 def _against(task: Task, strategy: FederatedStrategy, clients: int) -> str:
     """Why clients train one at a time; empty: many in one call."""
     if clients < MIN_CLIENTS:
-        return f"a round has {clients}, and a call pays from {MIN_CLIENTS} on"
+        return f"a round has {clients}, a call pays off from {MIN_CLIENTS} on"
     size = task.model(strategy.model_settings).w.nbytes
     if size > MAX_MODEL_BYTES:
-        return f"the model has {size:,} bytes, and a call pays up to {MAX_MODEL_BYTES:,}"
+        return f"the model has {size:,} bytes, a call pays off up to {MAX_MODEL_BYTES:,}"
     work = batch_multiplications(task, strategy)
     if work > MAX_MULTIPLICATIONS:
-        return f"a batch has {work:,} multiplications, a call pays up to {MAX_MULTIPLICATIONS:,}"
+        return (
+            f"a batch has {work:,} multiplications, a call pays off up to {MAX_MULTIPLICATIONS:,}"
+        )
     return _against_stack(task, strategy)
 
 

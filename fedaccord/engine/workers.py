@@ -40,7 +40,7 @@ from fedaccord.task import Task
 log = logging.getLogger("flwr")
 
 SHARES = 4  # calls per worker and round: later ones balance the times of earlier ones
-DIED = "its worker process died, also alone with it: perhaps it needs more memory than there is"
+DIED = "its worker process died, even when run alone: perhaps it needs more memory than is free"
 
 
 class Share(NamedTuple):
@@ -264,7 +264,7 @@ class WorkersFleet(StoreFleet):
                     self._give_up(slot, error)
                     continue
                 slot.begin_again()
-                what = "a worker process died: another one starts"
+                what = "a worker process died: another starts"
                 if share.again:
                     log.warning("%s", what)
                     yield share.instructions[0], DIED, None

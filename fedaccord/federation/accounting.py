@@ -70,7 +70,7 @@ def _loss(z: float, q: float) -> Any:
 def _interval(z: float, q: float) -> float:
     """The grid of one round's loss, which is rounded up in every round."""
     deviation = q * math.sqrt(math.expm1(min(z**-2, LARGEST)))
-    largest = math.log1p(q * math.expm1(min(10 / z, LARGEST)))  # about, but for noise beyond 10 z
+    largest = math.log1p(q * math.expm1(min(10 / z, LARGEST)))  # except for noise beyond 10 z
     fine = max(deviation * DEVIATION_SHARE, largest / GRID_POINTS)
     return min(INTERVAL, fine) * max(1.0, (WEAK_NOISE_MULTIPLIER / z) ** 2)
 

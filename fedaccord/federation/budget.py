@@ -23,7 +23,7 @@ def check_left(guarantee: Guarantee, privacy: Privacy, remedy: str) -> None:
     number, bound = privacy.releases + 1, guarantee.max_epsilon
     if bound and (cost := accountant(privacy, guarantee.delta).epsilon(number)) > bound:
         raise ValueError(
-            f"dp.max-epsilon: expected room for one more round, got {bound:g}: {number} of them "
+            f"dp.max-epsilon: expected a budget for one more round, got {bound:g}: {number} rounds "
             f"cost {cost:.4g}; raise {remedy}"
         )
 

@@ -68,7 +68,7 @@ class Clock:
         first = min((self.devices[i].next_active(now) for i in clients), default=math.inf)
         if first == math.inf:
             raise FederationError(
-                f"device-profile: none of {len(clients)} clients is there any more after {now:.0f} "
+                f"device-profile: none of {len(clients)} clients is available after {now:.0f} "
                 "simulated seconds: set period_s, or fewer rounds"
             )
         active = self.active(clients, first)
@@ -83,7 +83,7 @@ class Clock:
 
     def lost(self, request: PendingRequest) -> Late:
         """Why a request to a disconnected device has no reply."""
-        return Late(f"its device went away at {request.end:.4g} simulated seconds")
+        return Late(f"its device disconnected at {request.end:.4g} simulated seconds")
 
     def end(self, request: TrainRequest, now: float) -> End:
         """The end of a visit that begins now."""
@@ -131,5 +131,5 @@ class Clock:
 def _why(end: End, now: float, last: float) -> Late:
     seconds = f"{end.seconds - now:.4g} simulated seconds"
     if end.is_lost:
-        return Late(f"its device went away after {seconds}")
+        return Late(f"its device disconnected after {seconds}")
     return Late(f"late: {seconds}, the round took {last - now:.4g}")

@@ -97,7 +97,7 @@ def evaluate_at_clients(session: Session, s: RoundState, timeout: float) -> Eval
             "none has any: give them test samples, set validation=0.1, or choose evaluation=server"
         )
     if s.t == 0 and none:
-        log.warning("evaluation: the clients %s, drawn for it, have no samples", listed(outcomes))
+        log.warning("evaluation: the drawn clients %s have no samples", listed(outcomes))
     rows = [_row(i, outcome) for i, outcome in outcomes.items()]
     good = [row for row in rows if row["evaluation"] == OK]
     means: dict[str, float] = {

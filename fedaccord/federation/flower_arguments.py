@@ -36,7 +36,7 @@ def check_arguments(kind: type[Any], positional: tuple[Any, ...], named: Mapping
     names = [field.name for field in fields(kind) if field.init]
     if positional:
         raise TypeError(
-            f"{kind.__name__}: expected arguments by name, got {positional[0]!r:.40}: as "
+            f"{kind.__name__}: expected keyword arguments, got {positional[0]!r:.40}: e.g. "
             f"{kind.__name__}(fraction_train=0.5)"
         )
     for name, value in named.items():

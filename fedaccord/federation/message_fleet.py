@@ -49,7 +49,7 @@ log = logging.getLogger("flwr")
 
 TRAIN, EVALUATE = MessageType.TRAIN, MessageType.EVALUATE
 UNREAD_SECONDS = 30.0  # that a message outlives its timeout
-REPLACED = "another node took the place of its node"
+REPLACED = "another node replaced its node"
 RECONNECTED = "its node reconnected without the reply"
 MORE = '"num-supernodes=20 client-resources-num-cpus=1"'
 T = TypeVar("T")
@@ -212,7 +212,7 @@ class MessageFleet:
                 i = clients.get(reply.metadata.reply_to_message_id)
                 sent = None if i is None else self._at_work.get(i)
                 if i is None or sent is None or not is_sender(reply, sent.message):
-                    log.info("ignored a reply that no client at work sent, or its second one")
+                    log.info("ignored a reply of no active client, or its second one")
                     continue
                 del self._at_work[i]
                 self._ended[i] = read_training(reply, sent.instruction)

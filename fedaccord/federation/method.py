@@ -57,7 +57,7 @@ class Method(Settings, ABC):
 
     plugins: tuple[PlugIn, ...] = argument(
         (),
-        "plug-ins beside the method's own, or replacing its own of the same type, as "
+        "plug-ins beside the method's own, or replacing its own of the same type, e.g. "
         "(SAM(rho=0.1), Gossip(topology='ring')); the outermost last",
     )
 
@@ -71,7 +71,7 @@ class Method(Settings, ABC):
         1, "fewest clients of the federation; round 1 waits for all of them anyway", shown=False
     )
     local_optimizer: Optimizer | None = argument(
-        None, "the optimiser with options of its own, as AdamW(beta1=0.8); sets optimizer too"
+        None, "the optimiser with its own options, e.g. AdamW(beta1=0.8); sets optimizer too"
     )
 
     def __post_init__(self) -> None:
@@ -93,8 +93,8 @@ class Method(Settings, ABC):
             raise ValueError(
                 f"{name}: expected all clients in every round, got fraction-train="
                 f"{self.fraction_train:g} with sampling={self.sampling}; set fraction-train=1 and "
-                "sampling=fixed, or use a method that allows partial participation, as scaffold "
-                "and feddyn do"
+                "sampling=fixed, or use a method that allows partial participation, e.g. scaffold "
+                "or feddyn"
             )
         for name in LEAST:
             value = plain(getattr(self, name))
@@ -109,7 +109,7 @@ class Method(Settings, ABC):
         plugins: Any = self.plugins
         if not isinstance(plugins, Sequence) or not all(isinstance(it, PlugIn) for it in plugins):
             raise ValueError(
-                f"plugins: expected a sequence as (SAM(rho=0.1),), got {plugins!r:.80}"
+                f"plugins: expected a sequence, e.g. (SAM(rho=0.1),), got {plugins!r:.80}"
             )
         object.__setattr__(self, "plugins", tuple(plugins))
         for plugin in combine(self.own_plugins(), self.plugins):
@@ -234,14 +234,14 @@ class Method(Settings, ABC):
                 )
             if self.buffer_of(num_clients) > size:
                 raise ValueError(
-                    f"buffer-size: expected at most {size}, the clients at work, got "
+                    f"buffer-size: expected at most {size}, the active clients, got "
                     f"{self.buffer_size}; lower it, or raise concurrency"
                 )
             size = self.buffer_of(num_clients)
         if cohorts is None and self.masking and size < self.masking.least:
             raise ValueError(
-                f"secure-sum.method: expected at least {self.masking.least} clients a round (of "
-                f"fewer a sum would reveal uploads), got {size}; raise fraction-train, or set off"
+                f"secure-sum.method: expected at least {self.masking.least} clients a round (a "
+                f"sum of fewer would reveal uploads), got {size}; raise fraction-train, or set off"
             )
         if cohorts is None and self.min_replies > size:
             average = " on average" if self.sampling == "bernoulli" else ""
@@ -382,7 +382,7 @@ class Method(Settings, ABC):
         for plugin in half.plugins:
             log.info("with %s", plugin)
         if self.buffers == "mean" and (self.max_client_norm or self.max_update_norm):
-            log.warning("buffers=mean: no norm of them is bounded: one client can spoil their mean")
+            log.warning("buffers=mean: their norms are not bounded: one client can spoil the mean")
         log.info("each round: %s", self.local_training())
 
     def local_training(self) -> str:

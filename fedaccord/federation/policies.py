@@ -23,7 +23,7 @@ class Collected(NamedTuple):
 
     state: RoundState  # the state at the server step
     requests: Sequence[TrainRequest]  # in the order of clients
-    replies: TrainReplies  # read once, in `replies.check_all`: there some fleets train
+    replies: TrainReplies  # iterated once, in `replies.check_all`: some fleets train there
     ends: Mapping[int, float] = {}  # simulated arrival time of each client's reply
     failure: str = ""  # why the round has no cohort
 

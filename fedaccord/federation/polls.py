@@ -19,7 +19,7 @@ PAUSE_SHARE = 0.1  # of the time since the messages were sent: the largest delay
 READ_AT_ONCE = 2**27  # bytes of replies that are fetched together
 TOO_LARGE = (
     "the SuperLink, or a proxy before it, refused a message as too large (HTTP status 413): Flower "
-    "sends parts of 5 MB; raise the proxy's limit, as client_max_body_size of nginx"
+    "sends parts of 5 MB; raise the proxy's limit, e.g. client_max_body_size of nginx"
 )
 T = TypeVar("T")
 _END = object()

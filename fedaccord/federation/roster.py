@@ -208,7 +208,7 @@ class Roster:
             if num_clients is None and not self._partition_ids.num_clients:
                 raise ValueError(
                     "expected partition-id and num-partitions in its --node-config, got neither, "
-                    "and this server numbers no clients"
+                    "and this server assigns no ids"
                 )
             self._check_classes(card)
             self._check_model(layout, card)
@@ -252,8 +252,8 @@ class Roster:
                 )
             raise ValueError(
                 f"{difference}: build the same model on server and clients, with frozen tensors "
-                "from the same file or seed, and leave out of initial_arrays what is frozen, tied, "
-                "or a buffer that is not averaged"
+                "from the same file or seed, and initial_arrays without frozen or tied tensors "
+                "and buffers that are not averaged"
             )
         self.layout = layout  # with the digests, which the server may lack
 
@@ -340,9 +340,8 @@ class Roster:
                 self._refuse(
                     node,
                     f"expected {self.num_clients} clients, and every id is assigned; a node is "
-                    "identified by its registered key: start it with its earlier key; one without "
-                    "a key is another node at each start: give these partition-id and "
-                    "num-partitions",
+                    "identified by its registered key: start it with its earlier key; without a "
+                    "key it is a new node at each start: give it partition-id and num-partitions",
                 )
         return numbered
 
@@ -384,7 +383,7 @@ def _why(line: str) -> str:
     if not KEY_ERROR.fullmatch(line):
         return line
     return (
-        f"its ClientApp looked for {line.removeprefix('KeyError: ')}; if in the first message, "
-        "which asks which client it is and holds no model: return fedaccord.train_locally(message, "
-        "context, model=..., batches=...) from @app.train(), which answers it, and trains later"
+        f"its ClientApp looked for {line.removeprefix('KeyError: ')}; if in the handshake, the "
+        "first message, which has no model: return fedaccord.train_locally(message, context, "
+        "model=..., batches=...) from @app.train(): it answers the handshake, and trains later"
     )

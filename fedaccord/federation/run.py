@@ -83,7 +83,7 @@ class Run:
             check_real_time(method, fleet.place == DEVICES)
         if cohorts is not None and method.is_buffered and not method.concurrency:
             raise ValueError(
-                "concurrency: expected the number of clients at work with given cohorts and "
+                "concurrency: expected the number of active clients with given cohorts and "
                 "schedule=buffered, got 0: set it, for example to the size of a cohort"
             )
         method = copy(method)
@@ -133,7 +133,7 @@ class Run:
         try:
             return self._play(state)
         finally:
-            self._on_round = None  # it may refer to this run: frees both at once, and the clients
+            self._on_round = None  # it may refer to this run: breaks the cycle, which frees memory
 
     def _play(self, state: RoundState | None) -> Result:
         self.method.summary()
@@ -276,7 +276,7 @@ class Run:
             name: value
             for name, value in round.metrics.items()
             if name in LOGGED_METRICS or (name in values and not name.endswith((WORST, STD)))
-            if not isinstance(value, list)  # Flower's metrics may be
+            if not isinstance(value, list)  # Flower's metrics may be lists
         }
         words = [*(f"{name} {value:.4g}" for name, value in shown.items()), left(number)]
         log.info("[round %d/%d] %s", number, self.num_rounds, ", ".join(filter(None, words)))
@@ -297,12 +297,12 @@ class Run:
 def _check_alike(state: RoundState, first: RoundState) -> None:
     if state.num_clients != first.num_clients:
         raise ValueError(
-            f"expected {state.num_clients} clients, as the run began with, got {first.num_clients}"
+            f"expected {state.num_clients} clients, as at the run's start, got {first.num_clients}"
         )
     if state.w.shape != first.w.shape or state.w.dtype != first.w.dtype:
         raise ValueError(
-            f"expected a model of {state.w.shape[-1]} parameters in {state.w.dtype}, as the run "
-            f"began with, got {first.w.shape[-1]} in {first.w.dtype}"
+            f"expected a model of {state.w.shape[-1]} parameters in {state.w.dtype}, as at the "
+            f"run's start, got {first.w.shape[-1]} in {first.w.dtype}"
         )
 
 

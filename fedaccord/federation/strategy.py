@@ -37,7 +37,7 @@ def _refused(hook: str) -> Any:
 
     def refuse(self: "FederatedStrategy", *_: Any, **__: Any) -> NoReturn:
         raise RuntimeError(
-            f"{hook}: expected a call of {type(self).__name__}.start, which has the whole loop; a "
+            f"{hook}: expected a call of {type(self).__name__}.start, which runs the whole loop; a "
             "method has no state between two calls, so wrappers that call Flower's hooks do not "
             "work: use plug-ins instead"
         )
@@ -137,7 +137,7 @@ class FederatedStrategy(Method, Strategy, ABC):
             raise ValueError(f"timeout: expected seconds above 0, or None, got {timeout!r}")
         if not isinstance(initial_arrays, ArrayRecord):
             raise ValueError(
-                "initial_arrays: expected an ArrayRecord, as ArrayRecord(model.state_dict()), got "
+                "initial_arrays: expected an ArrayRecord, ArrayRecord(model.state_dict()), got "
                 f"a {type(initial_arrays).__name__}"
             )
         key = self.configrecord_key

@@ -92,7 +92,7 @@ def random_graph(m: int, peers: int, generator: random.Random) -> Tensor:
     k = peers or min(10, m // 2)
     if k >= m:
         raise ValueError(
-            f"gossip.peers: expected fewer than the {m} nodes, got {k}; lower it or take full"
+            f"gossip.peers: expected fewer than the {m} nodes, got {k}; lower it or use full"
         )
     graph = torch.zeros(m, m, dtype=torch.bool)
     for i in range(m):
@@ -245,5 +245,5 @@ def restricted(W: Tensor, nodes: Sequence[int]) -> Tensor:
         block /= block.sum(0, keepdim=True)
     raise ValueError(
         f"gossip: expected weights of the nodes {listed(nodes)} that can be scaled to sums of 1, "
-        "as some are absent, got such of very different size: give the matrix larger ones"
+        "as some are absent, got weights of very different size: give the matrix larger ones"
     )

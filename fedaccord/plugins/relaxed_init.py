@@ -117,7 +117,7 @@ class RelaxedInit(PlugIn):
             better = "leave it out" if method.fixed_anchor else "set relaxed-init.center=start"
             return (
                 f"relaxed-init.beta: the duals of {type(method).__name__} sum up the jumps of the "
-                f"start, and grow at any beta where not all clients train; {better}"
+                f"start, and grow at any beta unless all clients train; {better}"
             )
         if self.beta > BOUND:
             return (

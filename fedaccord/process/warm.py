@@ -76,7 +76,7 @@ def _write_caller(folder: Path, name: str) -> None:
     program = shutil.which(name)
     if program is None:
         raise FileNotFoundError(
-            f"expected the command {name} in PATH, found none: add the environment's folder bin"
+            f"expected the command {name} in PATH, found none: add the environment's bin folder"
         )
     script = Path(__file__).with_name("hand_over.py")
     words = (sys.executable, "-IS", str(script), str(folder / "socket"), program)
@@ -130,7 +130,7 @@ def _serve(
                     return
                 if call is None:
                     start()
-                elif call not in calls:  # it has ended within the same events
+                elif call not in calls:  # it ended in this batch of events
                     continue
                 elif key.fileobj is call.caller:
                     _pass_on(call, selector)
@@ -180,7 +180,7 @@ def _become(
     for name in [name for name in sys.modules if f"{name}.".startswith(f"{forget}.")]:
         del sys.modules[name]
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # as in a new process, not as in every other child
+        numpy.random.seed()  # as in a new process: children do not share numbers
     try:
         command()
     finally:

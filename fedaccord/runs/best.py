@@ -37,13 +37,13 @@ class Best:
         functions = {name.partition(":")[2].strip() for name in config.task.metrics.split(",")}
         if metric.partition("-")[2] in functions - {""}:
             raise ValueError(
-                "keep-best: expected a metric whose better direction is known, as test-accuracy or "
-                f"client-loss, got {metric!r}, of a function of your own, which ranks nothing"
+                "keep-best: expected a metric whose better direction is known, e.g. test-accuracy "
+                f"or client-loss, got {metric!r}, a function of your own"
             )
         if metric not in choices:
             near = did_you_mean(metric, choices)
             raise ValueError(
-                "keep-best: expected an evaluated metric, as test-accuracy or client-loss, got "
+                "keep-best: expected an evaluated metric, e.g. test-accuracy or client-loss, got "
                 f"{metric!r}{near}; `fedaccord run --list-columns` lists them"
             )
         self.number, self.value = 0, math.nan
@@ -117,7 +117,7 @@ def _needs(config: RunConfig, metric: str, metrics: str) -> str:
     for end in LATER[1:] + ENDS:
         name = name.removesuffix(end)
     if at == "personal" and not method.has_personal:
-        return "a method whose clients have models of their own, or local-parameters"
+        return "a method whose clients have their own models, or local-parameters"
     if at == "client" and evaluation == "server":
         return "evaluation=clients or evaluation=both"
     if at in ("client", "personal") and evaluation != "server" and not method.fraction_evaluate:

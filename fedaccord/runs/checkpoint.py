@@ -116,7 +116,7 @@ class Checkpoints:
         numbers = self.numbers()
         if not numbers or (number is not None and number not in numbers):
             wanted = "" if number is None else f" of round {number}"
-            have = "none: it stopped before its first, or they were removed; begin another run"
+            have = "none: it stopped before its first, or they were removed; start another run"
             if numbers:
                 which = "those of rounds" if len(numbers) > 1 else "the one of round"
                 have = f"{which} {', '.join(map(str, numbers))}"
@@ -134,7 +134,9 @@ class Checkpoints:
                 clients[client]
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             before = [n for n in numbers if n < number]
-            instead = f"the one before is of round {before[-1]}" if before else "none is before it"
+            instead = (
+                f"the previous one is of round {before[-1]}" if before else "it has none before"
+            )
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise DamagedError(
                 f"{self.folder / f'{number}.json'}: expected a checkpoint, got a damaged one "

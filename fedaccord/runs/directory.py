@@ -321,12 +321,12 @@ class _Table:
             prefix = self._text(rows, header=True).encode()
             if is_marked or mark in (None, Mark(size=len(prefix), crc32=zlib.crc32(prefix))):
                 return prefix
-            reason = "it was edited or cut"
+            reason = "it was edited or truncated"
         except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
             reason = str(error) or type(error).__name__
         raise ValueError(
-            f"{self.path}: expected the rows that the run wrote until round {number}, got other "
-            f"ones ({reason}); put back the file that the run wrote"
+            f"{self.path}: expected the rows that the run wrote until round {number}, got "
+            f"others ({reason}); restore the file that the run wrote"
         )
 
     def restore(self, content: bytes) -> None:

@@ -127,7 +127,7 @@ class Logbook(Book):
             if self._begun.facts["settings"].get("keep-best") != self.best.metric:
                 log.warning(
                     "resume: keep-best=%s keeps the best model of the rounds from now on: the run "
-                    "did not keep it until now",
+                    "has none of its earlier rounds",
                     self.best.metric,
                 )
         state, self._begun = restore(session, self._begun), None
@@ -214,7 +214,7 @@ def check_resumed(
     begun: those that it began with, as of `in_use`. besides: keys that are not compared.
     """
     now, usual, fixed = in_use(config), defaults(), affecting("numbers")
-    if begun.keys() <= keys().keys():  # not of an earlier version: with the values behind "auto"
+    if begun.keys() <= keys().keys():  # of this version: compare the values behind "auto"
         begun = {**begun, **settings_of(RunConfig.make(begun).strategy)}
         now |= settings_of(config.strategy)
     for key in [key for key in {**begun, **now} if key not in besides]:
@@ -244,13 +244,13 @@ def with_earlier_code(
             continue
         if what in (SAMPLES, PARTITION, *files):
             raise ValueError(
-                f"resume: expected the {what} that the run began with, got other content: files "
-                "of data-dir, or a file that the settings name, have changed; put them back, or "
-                "begin another run"
+                f"resume: expected the {what} of the run's start, got other content: files of "
+                "data-dir, or a file that the settings name, have changed; restore them, or start "
+                "another run"
             )
         log.warning(
-            "resume: the code of %s=%s has changed since the run began: its rounds until now are "
-            "those of the code before",
+            "resume: the code of %s=%s has changed since the run began: its earlier rounds used "
+            "the earlier code",
             what,
             facts["settings"][what],
         )
@@ -260,8 +260,8 @@ def with_earlier_code(
 
 def is_changed(key: str, before: Any, after: Any) -> ValueError:
     return ValueError(
-        f"resume: expected {key}={toml(before)}, as the run began with, got {toml(after)}; do not "
-        "change it, or begin another run"
+        f"resume: expected {key}={toml(before)}, as at the run's start, got {toml(after)}; do not "
+        "change it, or start another run"
     )
 
 
@@ -276,8 +276,8 @@ def _check_rounds(config: RunConfig, begun: Checkpoint, path: Path) -> None:
         raise is_done(path, begun.number, "num-server-rounds")
     if config.strategy.anneals and before != rounds:
         log.warning(
-            "resume: %s anneals over num-server-rounds=%d: with %d it is another run than one "
-            "that began with so many",
+            "resume: %s anneals over num-server-rounds=%d: the result differs from a run "
+            "that began with %d",
             config.algo,
             before,
             rounds,
@@ -307,14 +307,14 @@ def check_states(config: RunConfig, begun: Checkpoint) -> None:
     folder = begun.facts["settings"]["state-dir"]
     location = f"in state-dir={folder}" if folder else "in the memory of Flower's clients"
     reason = (
-        "its clients are devices with data of their own"
+        "its clients are devices with their own data"
         if where == DEVICES
         else f"{config.algo} has clients with states, which are {location}, not in the checkpoint"
     )
     raise ValueError(
         f"resume: this run began by `flwr run`, and {reason}; resume it by `flwr run` with "
         f"resume=true name={config.name!r} and the same settings"
-        + ("" if folder or not stateful else "; clients whose memory is gone begin anew")
+        + ("" if folder or not stateful else "; clients that lost their state start afresh")
     )
 
 

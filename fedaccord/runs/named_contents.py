@@ -36,7 +36,7 @@ def functions(config: RunConfig) -> dict[str, list[str]]:
     for key, value in in_use(config).items():
         by_key[key] = named.behind(fields[key].metadata, value)
     method = type(config.strategy)
-    if not method.__module__.startswith("fedaccord."):  # whose code `origin.commit` has
+    if not method.__module__.startswith("fedaccord."):  # `origin.commit` has the code of ours
         by_key["algo"] = [f"{method.__module__}:{method.__qualname__}"]
     return {key: paths for key, paths in by_key.items() if paths and key not in free}
 

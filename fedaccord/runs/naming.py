@@ -19,7 +19,7 @@ def place(out_dir: str, name: str, settings: Mapping[str, Any]) -> Path:
     if not folder.is_absolute():
         raise ValueError(
             f"out-dir: expected an absolute path, got {out_dir!r}: "
-            f"a run may execute in another folder than yours; try {str(folder.absolute())!r}"
+            f"a run may execute in a folder other than yours; try {str(folder.absolute())!r}"
         )
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise ValueError(f"name: expected a folder below out-dir, got {name!r}; move it by out-dir")
@@ -47,7 +47,7 @@ def _check_new(path: Path, name: str) -> None:
     for folder in path.parents if name else (path, *path.parents):
         if is_run(folder):
             raise ValueError(
-                f"name: {path} is inside of the run {folder}, where `fedaccord compare` would not "
+                f"name: {path} is inside the run {folder}, where `fedaccord compare` would not "
                 "find it; choose another name or out-dir"
             )
 

@@ -133,9 +133,7 @@ def find(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         here = sorted(_below(path, DEPTH))
         if not here:
-            raise ValueError(
-                f"{path}: expected a run directory or a folder that holds some, found none"
-            )
+            raise ValueError(f"{path}: expected a run directory or a folder with some, found none")
         folders |= dict.fromkeys(run.resolve() for run in here)
     return list(folders)
 

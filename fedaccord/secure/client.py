@@ -94,7 +94,7 @@ def _share(payload: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str,
     for key in keys:
         check_public(key)
     if len({*keys}) < 2 * len(neighbours) or len(keys) != 2 * len(neighbours):
-        raise ValueError("secure-sum: expected two keys of its own of each neighbour")
+        raise ValueError("secure-sum: expected two distinct keys from each neighbour")
     seed = os.urandom(SEED)
     parts = [create_shares(secret, threshold, len(holders)) for secret in (seed, memory["mask"])]
     own_shares, *others = (a + b for a, b in zip(*parts, strict=True))
@@ -126,7 +126,7 @@ def open_shares(payload: Payload, memory: Payload) -> dict[str, Any]:
         raise ValueError("secure-sum: expected shares of neighbours, each once")
     share_of = {own: memory["shares"][0]}
     for i, sealed in zip(senders, payload["sealed"], strict=True):
-        with suppress(Exception):  # the library's own
+        with suppress(Exception):  # the library's exceptions
             text = decrypt(shared_key(memory["cipher"], key_of[i]), sealed)
             header = struct.pack(HEADER, memory["nonce"], i, own)
             if text.startswith(header) and len(text) == len(header) + 2 * SHARE_SIZE:

@@ -121,7 +121,7 @@ def _method_of(entry: EntryPoint) -> type[FederatedStrategy]:
     if entry.name in BUILT_IN and kind is not BUILT_IN[entry.name]:
         raise ValueError("expected a name that none of ours has")
     if entry.name in (*PLUGINS, *OPTIMIZERS):
-        raise ValueError(f"expected a name that no plug-in and no optimiser has, as {entry.name}")
+        raise ValueError(f"expected a name that no plug-in and no optimiser has, got {entry.name}")
     of_all = {field.name for field in options(FederatedStrategy)}
     if again := sorted(of_all.intersection(vars(kind).get("__annotations__", ()))):
         raise ValueError(f"expected options of its own, got {again[0]}, which every method has")

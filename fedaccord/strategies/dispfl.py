@@ -225,7 +225,7 @@ class DisPFL(DFedAvg):
     def aggregate_nodes(
         self, w: Vector, ups: Up, state: Any, cohort: Cohort, network: Network
     ) -> tuple[Vector, Any]:
-        masks = cohort.mean(ups.mask).clamp(0, 1)  # whatever a node sends
+        masks = cohort.mean(ups.mask).clamp(0, 1)  # a node may send anything
         models = cohort.mean(ups.w) * masks
         bits = 1 / (8 * w.element_size())  # a bit per parameter, in vectors of d
         network.send(masks.mean(1) + bits)

@@ -81,7 +81,7 @@ class FedADMMClient(LocalRule):
     ) -> ClientState:
         own = self._step(result.w_K, down, state)
         sent = own.w_hat - state.w_hat if self.variant == "tracking" else own.w_hat
-        lost = read.w_hat - sent  # w_hat - lam / rho, the local model, moves by a half of it
+        lost = read.w_hat - sent  # w_hat - lam / rho, the local model, moves by half of it
         return ClientState(own.lam + self.rho / 2 * lost, own.w_hat + lost)
 
     def _step(self, w_K: Vector, down: Model, state: ClientState) -> ClientState:

@@ -74,7 +74,7 @@ def _check_stacks(model: FlatModel) -> None:
     if model.in_stacks is False:
         raise NotImplementedError(
             "expected a model that reads its parameters as attributes of its modules, got "
-            f"{type(model.module).__name__}, whose gradient is another one with many clients, as "
+            f"{type(model.module).__name__}, whose gradient differs with many clients, e.g. "
             "of parameters in a list, a dict or a closure; train its clients one at a time"
         )
 
@@ -126,7 +126,7 @@ class CohortSolver:
         if any(_counts_rows(part) for part in model.module.modules()):
             raise NotImplementedError(
                 "expected no nn.Embedding with padding_idx or scale_grad_by_freq, whose gradient "
-                "has other rows with many clients; train its clients one at a time"
+                "differs with many clients; train its clients one at a time"
             )
         _check_stacks(model)
         self.model = model
@@ -275,7 +275,7 @@ class CohortSolver:
         if model.by_sample is None:
             i = int(stack.sizes.argmin())
             size, other = int(stack.sizes[i]), stack.inputs[int(stack.sizes.argmax())]
-            x = torch.cat([stack.inputs[i][:size], other[size:]])  # not of copies of one sample
+            x = torch.cat([stack.inputs[i][:size], other[size:]])  # different samples
             w = torch.randn(len(model.w), generator=torch.Generator().manual_seed(0)).to(model.w)
             views = model.views(w / 10)
             model.train()  # in evaluation mode a layer may not look at the others of its batch

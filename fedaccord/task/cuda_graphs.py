@@ -31,11 +31,11 @@ from fedaccord.task.layers import is_plain
 
 log = logging.getLogger("flwr")
 
-Work = Callable[[], None]  # reads and writes buffers alone
+Work = Callable[[], None]  # reads and writes only buffers
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 MAX_SHAPES = 16  # shapes of a model that are recorded
-BRANCHES = 16  # clients whose kernels may run beside each other
+BRANCHES = 16  # clients whose kernels may run in parallel
 WARM_UP = 3  # calls before a recording, in which libraries choose and allocate
 LIBRARIES = ("torch", "torchvision", "fedaccord")  # modules from these only call PyTorch
 
@@ -48,7 +48,7 @@ class _Graph:
     targets: Tensor  # (m, b, ...)
     losses: Tensor  # (m,)
     works: Sequence[Work]
-    replay: Work | None = None  # does all works; None: not recorded
+    replay: Work | None = None  # runs all `works`; None: not recorded
 
 
 class GradientGraphs:
@@ -59,7 +59,7 @@ class GradientGraphs:
     """
 
     def __init__(self, model: FlatModel, loss: Loss, precision: str) -> None:
-        self.model = weakref.proxy(model)  # which keeps this
+        self.model = weakref.proxy(model)  # the model keeps this
         self.loss, self.precision = loss, precision
         self.visits = 0
         self.graphs: dict[Any, _Graph] = {}
@@ -180,7 +180,7 @@ def records(model: FlatModel, loss: Loss) -> bool:
 
 def _is_plain(part: nn.Module) -> bool:
     classes = [each for each in type(part).__mro__ if issubclass(each, nn.Module)]
-    if any(each.__module__.startswith("torch.fx") for each in classes):  # with anyone's functions
+    if any(each.__module__.startswith("torch.fx") for each in classes):  # may call any function
         return False
     functions = [v for v in vars(part).values() if callable(v) and not isinstance(v, nn.Module)]
     return (

@@ -25,7 +25,7 @@ class EvaluationShares:
     test: Any  # (x, y), or a source
     total: int  # test samples
     seed: int
-    _drawn: dict[int, Tensor] = field(default_factory=dict)  # together about as long as the samples
+    _drawn: dict[int, Tensor] = field(default_factory=dict)  # about a row per sample in all
 
     def rows(self, client: int) -> Tensor:
         """A client's rows of the test samples, sorted; they are drawn once."""

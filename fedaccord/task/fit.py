@@ -75,7 +75,7 @@ def check_fit(
         with_loss = next((f", with loss={name}" for name, it in LOSSES.items() if it is loss), "")
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if loss is sequence_cross_entropy:
-            one_hot = "of one-hot targets give the classes (n,), as targets.argmax(1)"
+            one_hot = "replace one-hot targets by classes (n,), e.g. targets.argmax(1)"
             reason += f"; {CLASSES_LAST if are_classes_second(predictions, targets) else one_hot}"
         raise ValueError(f"{line} of {wanted}{with_loss}: {reason}") from error
     if isinstance(loss, OwnLoss) and value.isnan():
@@ -88,7 +88,7 @@ def check_kept(model: FlatModel, inputs: Any, precision: str) -> None:
     or as `FlatModel.check_kept`."""
     before, parts = model.frozen_checksums(), [*batches.tensors_of(inputs)]
     versions = [part._version for part in parts]
-    with torch.no_grad(), seeded(0), suppress(Exception):  # as of BatchNorm with one sample
+    with torch.no_grad(), seeded(0), suppress(Exception):  # e.g. of BatchNorm with one sample
         model.train()
         forward(model, inputs, precision)
     if versions != [part._version for part in parts]:
@@ -145,7 +145,7 @@ def check_from_zero(clients: Any, test: Any, loss: Loss) -> None:
         if len(wrong := negative(labels)):
             raise ValueError(
                 f"{what}: expected labels from 0 on, got {wrong.min()}; number the classes "
-                f"0, 1, ..., and give targets that are to be ignored {IGNORED}"
+                f"0, 1, ..., and mark ignored targets by {IGNORED}"
             )
 
 

@@ -201,8 +201,8 @@ class FlatModel:
         for name, p in zip([*self.names, *self.local_names], self.parameters, strict=True):
             if storage_of(p) != home:
                 raise ValueError(
-                    f"model: expected {name} to stay where its steps are taken, a forward pass "
-                    "replaced its data: write into it instead, by data.copy_(...)"
+                    f"model: expected {name} to keep its storage, a forward pass replaced its "
+                    "data: write into it instead, by data.copy_(...)"
                 )
 
     def take(self) -> Tensor:

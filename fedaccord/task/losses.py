@@ -35,7 +35,7 @@ def checked(loss: Loss) -> Loss:
     if isinstance(loss, type):
         raise ValueError(
             f"loss: expected a function of (predictions, targets), got the class {loss.__name__}; "
-            f"make one of it, as {loss.__name__}()"
+            f"create an object, e.g. {loss.__name__}()"
         )
     name = getattr(loss, "__name__", type(loss).__name__)
     return loss if loss in LOSSES.values() else OwnLoss(loss, name)
@@ -92,9 +92,9 @@ class OwnLoss:
             )
         if torch.is_grad_enabled() and predictions.requires_grad and not value.requires_grad:
             raise ValueError(
-                f"loss: expected {self.name} to return a number with a gradient by the "
+                f"loss: expected {self.name} to return a number with a gradient for the "
                 "predictions, got one without: compute it from them in PyTorch, without detach, "
-                "argmax or numbers of Python"
+                "argmax or Python numbers"
             )
         return value
 

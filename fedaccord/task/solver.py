@@ -66,7 +66,7 @@ class SequentialSolver:
     def __call__(self, w_i0: Vector, direction: Direction, hook: GradientHook) -> Solution:
         model = self.model
         model.load(w_i0)
-        if not model.module.training:  # after `evaluate`; the call visits all layers
+        if not model.module.training:  # only after `evaluate`: train() visits all layers
             model.train()
         device = model.w.device
         with (

@@ -66,7 +66,7 @@ class DatasetSource:
                 raise ValueError(
                     "expected a Dataset whose samples have one form and shape, got others "
                     f"({one_line(error)}): pad them, or give the batches of a DataLoader with "
-                    "collate_fn, as lambda generator: loader"
+                    "collate_fn, e.g. lambda generator: loader"
                 ) from error
 
 
@@ -150,7 +150,7 @@ def source_of(samples: Any, form: BatchFormat) -> Source:
     if isinstance(samples, Tensor | Mapping | str) or not (
         callable(samples) or (hasattr(samples, "__len__") and hasattr(samples, "__getitem__"))
     ):
-        loader = "; a function may return a DataLoader, as lambda generator: loader"
+        loader = "; a function may return a DataLoader, e.g. lambda generator: loader"
         advice = loader if isinstance(samples, DataLoader | IterableDataset) else ""
         raise ValueError(f"expected {FORMS}, got {type(samples).__name__}{advice}")
     if is_function(samples):

@@ -47,14 +47,14 @@ def check_values(
     for name, tensor in (*module.named_parameters(), *own.items()):
         if tensor.is_complex():
             raise ValueError(
-                f"model: expected real numbers, {name} is {tensor.dtype}: hold "
+                f"model: expected real numbers, {name} is {tensor.dtype}: store "
                 "torch.view_as_real of it, or a complex buffer with persistent=False"
             )
     for name, parameter in module.named_parameters():
         if parameter._post_accumulate_grad_hooks:
             raise ValueError(
-                f"model: expected gradients that nothing reads, {name} has a hook on accumulated "
-                "ones, which no step calls: use register_hook"
+                f"model: expected no hook on accumulated gradients, {name} has one, which no step "
+                "calls: use register_hook"
             )
     for name, b in own.items():
         if not b.is_floating_point() and not torch.equal(b.to(dtype or b.dtype).to(b.dtype), b):

@@ -130,8 +130,8 @@ class Unsaved:
             if numbers and not self._warned and (isinstance(now, Tensor) or now != before):
                 self._warned = True
                 log.warning(
-                    "model: the number %s changes in training, and begins at %s in each visit of a "
-                    "client and each evaluation; make it a buffer, which is kept as `buffers` says",
+                    "model: the number %s changes in training, and restarts at %s in each visit of "
+                    "a client and each evaluation; make it a buffer, which `buffers` controls",
                     f"{place.path}.{name}".lstrip("."),
                     before,
                 )

@@ -62,7 +62,7 @@ def test_an_unpacked_sweep_is_complete(tmp_path: Path) -> None:
     assert [step.is_earlier for step in steps] == [True, True]
     pd.testing.assert_frame_equal(after, before)
     other = Plan.make({"sweep": options, "run": run | {"lr": 0.2}, "space": {"algo": ["fedavg"]}})
-    with pytest.raises(ValueError, match="as its trials were begun with"):
+    with pytest.raises(ValueError, match="as in its earlier trials"):
         Sweep(other, tmp_path / "back", steps.append).run()
 
 

@@ -107,7 +107,7 @@ def test_a_better_run_beside_the_search_is_named(tmp_path: Path) -> None:
     page = (tmp_path / "tuned.md").read_text()
     point = PLAN.configurations("fedinit")[1].point
     words = ", ".join(f"{key} {value:.3g}" for key, value in point.items())
-    assert f"beside the search: fedinit with {words} (80.0%). It was not tested." in page
+    assert f"outside the search: fedinit with {words} (80.0%). It was not tested." in page
     assert " The 6 runs are of 1 commit" in page
 
 

@@ -247,7 +247,7 @@ def test_runs_are_ranked_by_a_metric_of_choice(tmp_path: Path) -> None:
         assert line.endswith("got 'personal-los' (did you mean 'personal-loss'?)\n")
     write(tmp_path / "c", [0.1, 0.5], brier=0.25, lr=0.2)
     line = refusal(tmp_path, invoke("compare", tmp_path, "--metric", "test-brier"))
-    assert line.endswith("of which it is not known whether a larger value is better\n")
+    assert line.endswith("for which it is unknown whether larger is better\n")
 
 
 def test_runs_of_different_losses_are_ranked_by_a_loss_with_a_warning(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_runs_of_different_losses_are_ranked_by_a_loss_with_a_warning(tmp_path: 
     for folder, loss, used in (("a", "auto", "cross-entropy"), ("b", "mine:focal", "")):
         write(tmp_path / folder, [0.1, 0.5], loss=loss, used={"loss": used} if used else {})
     write(tmp_path / "c", [0.1, 0.6], loss="cross-entropy")
-    line = "test-loss: runs of loss=cross-entropy, mine:focal are ranked together by values of each"
+    line = "test-loss: runs with different losses (cross-entropy, mine:focal) are ranked together"
     assert line in warnings("a", "b")
     assert not warnings("a", "c")
     assert not success(invoke("compare", tmp_path)).stderr
@@ -281,7 +281,7 @@ def test_a_model_with_untrained_parts_is_ranked_with_a_warning(tmp_path: Path) -
 def test_runs_of_different_contents_are_ranked_with_a_warning(what: str, tmp_path: Path) -> None:
     for digest, algo in (("1", "fedavg"), ("2", "scaffold")):
         write(tmp_path / digest, [0.1, 0.5], algo=algo, contents={what: digest, "metrics": digest})
-    line = f"runs of different {what} behind equal settings are ranked together"
+    line = f"runs with equal settings but different {what} are ranked together"
     assert line in " ".join(success(invoke("compare", tmp_path)).stderr.split())
     assert not success(invoke("compare", tmp_path / "1")).stderr
     write(tmp_path / "3", [0.1, 0.5], dataset="cifar10")

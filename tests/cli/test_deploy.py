@@ -91,7 +91,7 @@ def test_the_options_of_a_devices_supernode(tmp_path: Path) -> None:
     invoke("deploy", "init", tmp_path / "x", "--supernodes", 1, "--host", "2001:db8::1")
     invoke("deploy", "key", device)
     assert dict(pairs_of(folders.supernode(device))) == {
-        "--superlink": "[2001:db8::1]:8000",  # an IPv6 address stands in brackets
+        "--superlink": "[2001:db8::1]:8000",  # an IPv6 address is in brackets
         "--root-certificates": str(device / "ca.crt"),
         "--auth-supernode-private-key": str(device / "device.key"),
         "--node-config": 'partition-id=0 num-partitions=1 dataset="npz" '
@@ -122,7 +122,7 @@ def test_a_device_without_its_files_is_one_line(
         (("init", "file", "--supernodes", 1), "file: expected a new or an empty folder, got a fil"),
         (("renew", "x/server"), "x/server: expected the folder that `fedaccord deploy init` made,"),
         (("renew", "x"), "x/server/server.crt: expected a certificate, got a damaged file"),
-        (("renew", "x", "--host", "b"), "x/authority/ca.key: expected a key of an elliptic curve,"),
+        (("renew", "x", "--host", "b"), "x/authority/ca.key: expected an elliptic-curve key,"),
         (("key", "x/server"), "x/server: expected a device's folder, got "),
         (("key", "x/device-0"), "cannot be read (UnicodeDecodeError: 'utf-8' codec can't decode"),
     ],
@@ -165,7 +165,7 @@ def test_no_file_is_overwritten(tmp_path: Path) -> None:
     key = ("deploy", "key", tmp_path / "x/device-0")
     success(invoke(*key))
     private = (tmp_path / "x/device-0/device.key").read_bytes()
-    assert "is there already" in refusal(tmp_path, invoke(*key))
+    assert "exists, and identifies" in refusal(tmp_path, invoke(*key))
     assert (tmp_path / "x/device-0/device.key").read_bytes() == private
     assert {p: p.read_bytes() for p in before} == before
     assert "deployment.toml cannot be read" in refusal(tmp_path, invoke("deploy", "key", tmp_path))
@@ -249,6 +249,6 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
         )
         assert unit.name not in result.stderr, result.stderr
         text = unit.read_text()
-        # Flower takes a key back a minute after its SuperNode was killed
+        # Flower accepts a key again a minute after its SuperNode was killed
         assert ("RestartSec=60" in text) == (unit.name == folders.SUPERNODE_UNIT)
         assert "Restart=always" in text

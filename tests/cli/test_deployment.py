@@ -136,7 +136,10 @@ def test_a_device_with_a_state_dir_of_its_own(
 
 @pytest.mark.parametrize(
     ("answer", "text"),
-    [(412, "fail not registered at the server: flwr supernode register"), (401, "fail refused")],
+    [
+        (412, "fail not registered at the server: run flwr supernode register"),
+        (401, "fail refused"),
+    ],
 )
 def test_a_key_that_the_server_does_not_know(lab: Path, answer: int, text: str) -> None:
     with serving(lab / "server", port_of(lab)) as server:
@@ -184,7 +187,7 @@ def test_certificates_that_a_device_rejects(lab: Path, tmp_path: Path) -> None:
         return lines["certificate"]
 
     folders.renew(lab, ["127.0.0.1"], days=-1)
-    assert "has expired: where the deployment was made, `fedaccord deploy renew" in what()
+    assert "has expired: run `fedaccord deploy renew" in what()
     _, lines = doctor(lab / "server")
     assert "has expired 1 days ago" in lines["certificate"]
     folders.renew(lab, ["192.0.2.10"])
@@ -261,7 +264,7 @@ def without(name: str) -> Callable[[Path], None]:
         (
             lambda device: (device / "device.key").chmod(0o644),
             "device.key",
-            "others may read it: chmod 600",
+            "other users can read it: chmod 600",
         ),
         (texts(folders.DEVICE_KEY, "x"), "key", "expected a key"),
         (a_folder_as_key, "key", "expected a key"),
@@ -273,7 +276,7 @@ def without(name: str) -> Callable[[Path], None]:
         ),
         (
             texts(folders.NODE_CONFIG, "partition-id=0 num-partitions=1 data-dir=/data/a.npz"),
-            *("node-config", 'expected pairs as key=1 key=true key="text"; edit '),
+            *("node-config", 'expected pairs such as key=1 key=true key="text"; edit '),
         ),
         (
             texts(folders.NODE_CONFIG, "partition-id = 0 num-partitions = 1"),
@@ -329,7 +332,7 @@ def test_a_server_that_lacks_something(lab: Path) -> None:
     key.chmod(0o640)
     code, lines = doctor(lab / "server")
     assert code == 1
-    assert "others may read it" in lines["server.key"]
+    assert "other users can read it" in lines["server.key"]
     other, _ = certificates.make_device_key()
     key.write_bytes(other)
     assert doctor(lab / "server")[1]["certificate"].startswith("fail ")

@@ -62,7 +62,7 @@ def test_the_facts_of_digits_are_those_of_the_data() -> None:
     ("words", "subject", "text"),
     [
         ("algo=scaffold relaxed-init.beta=0.1 precision=float64", "client state", "ok 20 x 2 vect"),
-        ("algo=fedavg fedprox.mu=0.1", "settings", "warn fedprox.mu=0.1 has no effect: nothing re"),
+        ("algo=fedavg fedprox.mu=0.1", "settings", "warn fedprox.mu=0.1 has no effect: it needs"),
         ("--preset dfedsam dataset=digits download=false", "graph", "ok random of 100 nodes"),
     ],
 )

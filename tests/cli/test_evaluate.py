@@ -142,11 +142,11 @@ def test_values_that_are_not_as_reported_are_a_warning(tmp_path: Path) -> None:
     assert not success(invoke("evaluate", path)).stderr
     file = path / "model.safetensors"
     save_file({name: tensor.flip(0) for name, tensor in load_file(file).items()}, file)
-    line = "test-loss, test-accuracy: not as reported; the code of the model, the loss or the"
+    line = "test-loss, test-accuracy: not as reported; the data, or the code of the model"
     assert line in " ".join(success(invoke("evaluate", path)).stderr.split())
     written = summary(path)
     (path / "summary.json").write_text(json.dumps(written | {"status": "running"}))
-    line = "not as reported; the run is dead: its model is of another round"
+    line = "not as reported; the run is dead, its model from another round"
     assert line in " ".join(success(invoke("evaluate", path)).stderr.split())
 
 
@@ -177,7 +177,7 @@ def test_other_data_and_code_than_those_of_the_run_are_named(
     code.write_text(code.read_text() + "# changed\n")
     task.load._load_task.cache_clear()  # of this process
     monkeypatch.delitem(sys.modules, "its_model")
-    line = "samples, model: not what the run had, see [used.contents] of its config.toml"
+    line = "samples, model: changed since the run, see [used.contents] in its config.toml"
     assert line in " ".join(success(invoke("evaluate", path)).stderr.split())
     card = json.loads((path / "model.json").read_text())
     card["frozen"]["0.weight"] = "0" * 16
@@ -216,7 +216,7 @@ def test_a_damaged_run_is_one_line_before_the_data_are_loaded(
 def test_a_setting_without_effect_is_a_warning(tmp_path: Path, lenet: Path) -> None:
     words = ("download=true", f"data-dir={tmp_path}")
     result = invoke("evaluate", lenet, *words)
-    line = "warning: download=true has no effect: nothing reads it without dataset=fashion-mnist|"
+    line = "warning: download=true has no effect: it needs dataset=fashion-mnist|"
     assert result.stderr.startswith(line)
     assert "warning" not in result.stderr.partition("\n")[2]
 
@@ -242,4 +242,4 @@ def test_a_run_with_a_graph_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "x"
     assert not success(invoke("evaluate", path)).stderr
     graph.write_text(json.dumps({"edges": [[0, 1], [0, 2]]}))
-    assert "gossip.file: not what the run had" in success(invoke("evaluate", path)).stderr
+    assert "gossip.file: changed since the run" in success(invoke("evaluate", path)).stderr

@@ -52,9 +52,7 @@ def test_the_line_has_no_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     result = invoke("flwr-config", *words)
     line = f'algo="fedavg" dataset="npz" data-dir="{tmp_path}/own.npz" gossip.steps=2'
     assert shlex.split(result.stdout) == [line]
-    assert result.stderr == (
-        "warning: gossip.steps=2 has no effect: nothing reads it without gossip.topology\n"
-    )
+    assert result.stderr == ("warning: gossip.steps=2 has no effect: it needs gossip.topology\n")
 
 
 def test_the_config_of_a_run_gives_its_settings(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_a_dry_run_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (("lenet", "--out", "{}/o", "--page", "{}"), "--page: expected a file in an existing"),
         (("lenet", "--out", "{}/o", "--page", "/dev/null/x.md"), "--page: expected a folder for "),
         (("lenet", "seed=3"), "seed: `reproduce` sets it for each run; leave it out"),
-        (("lenet", "lr"), "expected key=value, as lr=0.05, got 'lr'"),
+        (("lenet", "lr"), "expected key=value, e.g. lr=0.05, got 'lr'"),
         (("lenet", "--seeds", "0"), "Invalid value for '--seeds'"),
     ],
 )

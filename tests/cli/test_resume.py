@@ -38,7 +38,7 @@ def test_a_run_that_cannot_resume_gives_one_line(tmp_path: Path) -> None:
     inside = directory / "config.toml" / "x"
     assert f"{line} (Not a directory)\n" in invoke("resume", inside).stderr
     for word, line in (
-        ("lr=0.3", "resume: expected lr=0.1, as the run began with, got 0.3"),
+        ("lr=0.3", "resume: expected lr=0.1, as at the run's start, got 0.3"),
         ("num-server-rounds=2", "all 2 rounds are done"),
         ("lrr=1", "unknown key 'lrr'"),
         ("out-dir=elsewhere", f"resume: expected to resume {directory} in place, got out-dir="),
@@ -67,11 +67,11 @@ def test_a_config_toml_that_was_edited_is_refused_and_kept(tmp_path: Path) -> No
     for now, message in (
         (
             text.replace("lr = 0.1\n", "lr = 0.2\n"),
-            "expected lr=0.1, as the run began with, got 0.2;",
+            "expected lr=0.1, as at the run's start, got 0.2;",
         ),
         (
             text + "[run.sam]\nrho = 0.5\n",
-            'expected sam.rho="auto", as the run began with, got 0.5;',
+            'expected sam.rho="auto", as at the run\'s start, got 0.5;',
         ),
         ("?", f"{line}; {file} is not valid TOML: "),
         (None, f"{line}; cannot read {file} (No such file or directory); check the path"),

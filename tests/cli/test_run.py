@@ -111,7 +111,7 @@ def test_every_key_is_listed() -> None:
     ("word", "message"),
     [
         ("algo=fedint", "did you mean 'fedinit'?"),
-        ("model=lenet", "lenet"),  # takes no 8x8 images
+        ("model=lenet", "lenet"),  # does not support 8x8 images
         ("model=tests.own:narrow", "model: expected one that accepts inputs (n, ...) of (1, 8, 8)"),
         (
             "model=tests.own:few_outputs",
@@ -129,7 +129,7 @@ def test_every_key_is_listed() -> None:
         ("dataset=cifar10", "set download=true"),
         ("threads=100000", "threads: expected at most "),
         ("out-dir=/dev/null/runs", "out-dir: cannot write to"),
-        ("lr", "expected key=value, as lr=0.05, got 'lr'"),
+        ("lr", "expected key=value, e.g. lr=0.05, got 'lr'"),
         ("--lr=1", "No such option"),
     ],
 )

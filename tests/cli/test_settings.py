@@ -88,10 +88,9 @@ def test_a_key_given_twice_and_keys_without_effect_give_one_warning_each(tmp_pat
     words = "download=false lr=0.5 lr=0.25 algo=fedavg fedprox.mu=0.1 name=a"
     result = success(run(tmp_path, "--config", file, *words.split()))
     assert result.stderr.splitlines() == [
-        "warning: lr is given twice: '0.25', the later one, counts",
-        "warning: classes-per-client=3 has no effect: nothing reads it without "
-        "partition=pathological",
-        "warning: fedprox.mu=0.1 has no effect: nothing reads it without algo=fedprox",
+        "warning: lr is given twice: the later value, '0.25', is used",
+        "warning: classes-per-client=3 has no effect: it needs partition=pathological",
+        "warning: fedprox.mu=0.1 has no effect: it needs algo=fedprox",
     ]
     settings = tomllib.loads((tmp_path / "runs" / "a" / "config.toml").read_text())["run"]
     assert settings["lr"] == 0.25
@@ -106,8 +105,8 @@ def test_a_key_given_twice_and_keys_without_effect_give_one_warning_each(tmp_pat
         ("lr = 'fast'", "lr: expected a number"),
         ("[fedinit]\nlr = 1", "unknown key 'fedinit.lr'"),
         ("run = 3", "unknown key 'run'"),
-        ("[run]\nlr = 0.1\n[space]\nlr = [0.1]", "preset.toml is a file of `fedaccord sweep`"),
-        ("lr = 0.1\n[sweep]\nseeds = [0]", "preset.toml is a file of `fedaccord sweep`"),
+        ("[run]\nlr = 0.1\n[space]\nlr = [0.1]", "preset.toml is a sweep file: start it"),
+        ("lr = 0.1\n[sweep]\nseeds = [0]", "preset.toml is a sweep file: start it"),
         (
             "lr = 0.2\n[run]\nalgo = 'fedavg'\n[sam]\nrho = 0.1",
             "expected all settings in [run], or no [run], got lr, sam beside it; move them",

@@ -32,7 +32,7 @@ def write(folder: Path, file: dict[str, Any]) -> Path:
 def test_a_sweep_shows_its_trials_and_its_winners(tmp_path: Path) -> None:
     space = {"algo": ["fedavg"], "lr": [0.1, 1e30]}
     result = success(invoke("sweep", write(tmp_path, content(space)), "--out", tmp_path / "out"))
-    assert result.stderr.startswith("warning: fedavg: the winner's lr=0.1 is the least of 2 that")
+    assert result.stderr.startswith("warning: fedavg: the winner's lr=0.1 is the least of 2 values")
     lines = result.stdout.splitlines()
     assert [line.split("  ")[0] for line in lines[:3]] == ["run 1/3", "run 2/3", "run 3/3"]
     assert lines[0].split("  ")[1] == "fedavg lr=0.1 seed=0"

@@ -123,7 +123,7 @@ def close(a: Tensor, b: Tensor) -> None:
     [
         (1, 0, [0, 1, 2], 9),
         (3, 0, [0, 1, 2] * 3, 9),
-        (3, 2, [0, 1], 9),  # steps count where both are given
+        (3, 2, [0, 1], 9),  # steps count if both are set
         (1, 3, [0, 1, 2], 9),
         (1, 8, [0, 1, 2, 0, 1, 2, 0, 1], 9),  # steps continue beyond one pass
     ],

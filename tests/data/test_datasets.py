@@ -192,7 +192,7 @@ def test_a_folder_without_permission_names_the_setting(monkeypatch: pytest.Monke
 
 def test_a_disk_that_returns_other_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "read", lambda path, name: None)
-    with pytest.raises(ValueError, match="not what was just written to it: check the disk"):
+    with pytest.raises(ValueError, match="differs from what was just written: check the disk"):
         load("digits")
 
 
@@ -469,7 +469,7 @@ def test_named_classes_keep_their_labels_if_a_site_lacks_some(pets: Path) -> Non
     ("labels", "line"),
     [
         ("cat,bird", "every class folder of .* among cat, bird, got dog: add it"),
-        ("cat,dog,cat", "two or more different names with commas between them, got 'cat,dog,cat'"),
+        ("cat,dog,cat", "two or more different names, separated by commas, got 'cat,dog,cat'"),
         ("cat", "two or more different names"),
     ],
 )

@@ -275,7 +275,7 @@ def test_an_image_of_a_palette_has_its_colours(monkeypatch: pytest.MonkeyPatch) 
         ({"train": (X, np.full((4, 2), -100))}, "labels from 0 on, got -100 alone"),
         (
             {"train": (X, np.array([[0, 1], [1, 255]] * 2)), "classes": 2},
-            "labels below classes=2, .*, got 255; mark what does not count by -100$",
+            "labels below classes=2, .*, got 255; mark labels that do not count by -100$",
         ),
         ((pd.DataFrame(X), pd.DataFrame(X)), r"one table: return \(table\[features\], table\["),
     ],
@@ -302,7 +302,7 @@ def test_names_that_do_not_fit_the_labels_are_refused(monkeypatch: pytest.Monkey
     assert made(monkeypatch, {"train": Columns("abc"), "test": Columns("abc")}).classes == 3
     with pytest.raises(ValueError, match="classes of test as those of train, a, b, c, got b, a, c"):
         made(monkeypatch, {"train": Columns("abc"), "test": Columns("bac")})
-    with pytest.raises(ValueError, match="classes=3, of which there are names, got 5"):
+    with pytest.raises(ValueError, match="classes=3, the number of names, got 5"):
         made(monkeypatch, {"train": Columns("abc"), "test": Columns("abc"), "classes": 5})
     with pytest.raises(ValueError, match=r"names of classes in UTF-8, got '\\udcff': rename it"):
         made(monkeypatch, {"train": (X, Y), "classes": ["a", "b", "\udcff"]})

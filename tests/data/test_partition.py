@@ -274,7 +274,7 @@ def test_report_of_many_clients_stays_short():
         ),
         (
             {"labels": np.stack([LABELS, LABELS], 1), "scheme": "pathological"},
-            "^partition: expected iid, natural or file .*, got pathological, which deals by class",
+            "^partition: expected iid, natural or file .*, got pathological, which divides by",
         ),
     ],
 )

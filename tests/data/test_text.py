@@ -54,7 +54,7 @@ def test_nested_json_is_one_line(tmp_path: Path) -> None:
     folder(tmp_path)
     (tmp_path / "train.csv").unlink()
     (tmp_path / "train.jsonl").write_text("[" * 100_000)
-    with pytest.raises(ValueError, match=r"^text: expected UTF-8 jsonl .* cannot be read"):
+    with pytest.raises(ValueError, match=r"^text: cannot read .* as UTF-8 jsonl"):
         read(tmp_path)
 
 
@@ -151,8 +151,8 @@ def test_a_file_of_another_kind_or_code(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"called \*\.csv or \*\.jsonl, got .*a\.txt"):
         read(tmp_path / "a.txt")
     (tmp_path / "a.csv").write_bytes(b"text,label\n\xff\xfe,0\n")
-    with pytest.raises(ValueError, match=r"expected UTF-8 csv in .*: write it anew"):
+    with pytest.raises(ValueError, match=r"as UTF-8 csv .*: rewrite it"):
         read(tmp_path / "a.csv")
     (tmp_path / "a.jsonl").write_text("{\n")
-    with pytest.raises(ValueError, match=r"expected UTF-8 jsonl in .*: write it anew"):
+    with pytest.raises(ValueError, match=r"as UTF-8 jsonl .*: rewrite it"):
         read(tmp_path / "a.jsonl")

@@ -410,7 +410,7 @@ def test_a_device_that_goes_away_frees_its_seat(tmp_path: Path) -> None:
     method = method_of("fedavg", **buffered(tmp_path) | {"device_profile": str(path)})
     history = run(method, [EVERYONE] * 4, on_round=lambda round: rows.extend(round.clients))
     away = [row for row in rows if row["client"] == 2]
-    assert [row["status"] for row in away] == ["its device went away at 0.05 simulated seconds"]
+    assert [row["status"] for row in away] == ["its device disconnected at 0.05 simulated seconds"]
     assert history.metrics["replies"][1:].tolist() == [3] * 4
 
 
@@ -481,7 +481,7 @@ def test_a_given_cohort_waits_for_its_first_device(schedule: str, tmp_path: Path
             lambda: run(
                 method_of("fedavg", schedule="buffered", device_profile="lognormal"), [EVERYONE]
             ),
-            "concurrency: expected the number of clients at work with given cohorts",
+            "concurrency: expected the number of active clients with given cohorts",
         ),
         (
             lambda: run(method_of("fedavg", schedule="buffered"), [()]),

@@ -141,7 +141,10 @@ def test_a_client_whose_targets_are_all_ignored_has_no_samples() -> None:
 @pytest.mark.parametrize(
     ("test", "line"),
     [
-        ([FUTURE], "^test: expected .* a list of the 4 clients' own, .* got a list of 1$"),
+        (
+            [FUTURE],
+            "^test: expected .* a list with the samples of each of 4 clients, .* got a list of 1$",
+        ),
         ([FUTURE, None, 3, None], "^test of client 2: expected tensors"),
         ([FUTURE, None, None, (FUTURE[0], FUTURE[1][:2])], "^test of client 3: expected equally"),
         (shuffled(FUTURE), r"^test: .* got a function, which cannot be divided; give test=\[...\]"),

@@ -280,5 +280,5 @@ def test_late_and_second_replies_are_told(caplog: pytest.LogCaptureFixture) -> N
         module = sys.modules["fedaccord.engine.simulate"]
         patch.setattr(module, "quiet", lambda: caplog.at_level(logging.INFO))
         run(small("fedavg"), (("late", "duplicate", None, None), (None,) * C))
-    assert "ignored the reply of client 0 to round 1: it came late" in caplog.text
+    assert "ignored the late reply of client 0 to round 1" in caplog.text
     assert "ignored a second reply of client 1" in caplog.text

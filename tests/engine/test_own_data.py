@@ -271,7 +271,7 @@ def test_it_resumes_from_the_checkpoint_of_a_run_to_the_bit(form: Any, tmp_path:
         pairs = zip(leaves(one), leaves(other), strict=True)
         assert all(torch.equal(a, b) for (_, a), (_, b) in pairs)
     with pytest.raises(
-        ValueError, match=r"^resume: expected lr=0\.5, as the run began with, got 0"
+        ValueError, match=r"^resume: expected lr=0\.5, as at the run's start, got 0"
     ):
         simulate(replace(method, lr=0.1), **arguments, resume=path)
 
@@ -330,7 +330,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (CLIENTS, {"loss": "cross-entropi"}, "loss: expected one of auto, .* .did you mean"),
     (CLIENTS, {"metrics": "mae"}, "metrics: expected names among accuracy"),
     (CLIENTS, {"forward": lambda m, b: {"logits": m(b[0])}}, "expected predictions in a tensor"),
-    (ROWS, {"model": "mlp", "forward": ids, "targets": "topic"}, "model: expected a module with"),
+    (ROWS, {"model": "mlp", "forward": ids, "targets": "topic"}, "model: expected a module, as"),
 ]
 
 
@@ -647,7 +647,7 @@ def test_a_label_of_a_sequence_without_an_output_is_refused_before_a_round() -> 
 def test_outputs_with_the_classes_second_are_named(loss: str) -> None:
     """(n, classes, h, w), as of segmentation."""
     x, y = torch.randn(4, 2, 5, 5), torch.zeros(4, 5, 5, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"^model: .*; put the classes last, by output.movedim"):
+    with pytest.raises(ValueError, match=r"^model: .*; put the classes last, with output.movedim"):
         simulate("fedavg", clients=[(x, y)], test=(x, y), model=nn.Conv2d(2, 3, 1), loss=loss)
 
 

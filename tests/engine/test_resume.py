@@ -403,7 +403,7 @@ def refused(settings: dict[str, Any], name: str, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"lr": 0.3}, "resume: expected lr=0.1, as the run began with, got 0.3"),
+        ({"lr": 0.3}, "resume: expected lr=0.1, as at the run's start, got 0.3"),
         ({"scaffold.server-lr": 0.5}, "resume: expected scaffold.server-lr=1.0"),
         ({"sam.rho": 0.1}, 'resume: expected sam.rho="auto"'),
         ({"num_server_rounds": 2}, "all 2 rounds are done; for more set num-server-rounds"),
@@ -436,7 +436,7 @@ def test_a_checkpoint_of_a_run_that_begins_is_refused(settings: dict[str, Any]) 
 def test_another_method_is_refused(settings: dict[str, Any]) -> None:
     copy_of(settings, "method")
     config = make(settings, algo="fedavg", name="method", resume=True)
-    with engine.quiet(), pytest.raises(ValueError, match='expected algo="scaffold", as the run'):
+    with engine.quiet(), pytest.raises(ValueError, match='expected algo="scaffold", as at the run'):
         engine.run(config)
 
 
@@ -480,7 +480,7 @@ def test_a_damaged_checkpoint_offers_the_one_before(
     damage(path)
     line = refused(settings, name)
     assert "expected a checkpoint, got a damaged one" in line
-    assert "the one before is of round 1" in line
+    assert "the previous one is of round 1" in line
     again = run(make(settings, algo="scaffold", name=name, resume=True), at=1)
     assert written(again.path) == scaffold
 
@@ -517,7 +517,9 @@ def test_a_table_that_is_not_what_was_written_is_refused(
     path = copy_of(settings, name).parent / file
     damage(path)
     line = refused(settings, name)
-    assert line.startswith(f"{path}: expected the rows that the run wrote until round 2, got other")
+    assert line.startswith(
+        f"{path}: expected the rows that the run wrote until round 2, got others"
+    )
 
 
 @pytest.mark.parametrize("tail", [b"3,0.1", bytes(4096), b"3,0.1\n\xff\xfe", b'"'])
@@ -557,9 +559,9 @@ def test_other_samples_and_another_partition_are_refused(
     more = arrays | {name: np.tile(arrays[name], (2, 1)) for name in ("x_train",)}
     more["y_train"] = np.tile(arrays["y_train"], 2)
     for samples in (other, more):
-        with pytest.raises(ValueError, match=r"^resume: expected the samples that the run.*$"):
+        with pytest.raises(ValueError, match=r"^resume: expected the samples of the run.*$"):
             resume(samples, striped)
-    with pytest.raises(ValueError, match=r"^resume: expected the partition that the run began.*$"):
+    with pytest.raises(ValueError, match=r"^resume: expected the partition of the run.*$"):
         resume(arrays, blocks)
     resume(arrays, striped)
 
@@ -713,7 +715,7 @@ def test_simulate_resumes_no_other_method(settings: dict[str, Any]) -> None:
     for name, value in whole.model.items():
         assert torch.equal(rest.model[name], value)
     for other, line in ((FedDyn(**own), 'algo="scaffold"'), (Scaffold(**own, lr=0.2), r"lr=0\.1")):
-        with pytest.raises(ValueError, match=f"^resume: expected {line}, as the run began with"):
+        with pytest.raises(ValueError, match=f"^resume: expected {line}, as at the run's start"):
             simulate(other, resume=directory.path, rounds=ROUNDS, **keys)
 
 
@@ -741,7 +743,7 @@ def test_a_strategy_resumes_the_run_of_its_defaults(
         few = replace(own, fraction_train=0.5)
         simulate(few, participation=[[0, 1, 2, 3]] * 2, **arguments)
     if name == "fedinit":
-        with pytest.raises(ValueError, match=r"^resume: expected relaxed-init\.beta=0\.1, as the"):
+        with pytest.raises(ValueError, match=r"^resume: expected relaxed-init\.beta=0\.1, as at"):
             simulate(replace(own, plugins=(RelaxedInit(beta=0.02),)), **arguments)
 
 
@@ -772,5 +774,5 @@ def test_checkpoints_refuse_nothing_that_they_wrote(tmp_path: Path) -> None:
     assert torch.equal(checkpoint.clients[4][1]["c"], w[1:])
     assert checkpoint.clients[4][0] == 2
     (tmp_path / "7.json").write_text("[]")
-    with pytest.raises(DamagedError, match="none is before it"):
+    with pytest.raises(DamagedError, match="it has none before"):
         checkpoints.load()

@@ -213,12 +213,21 @@ def vars_of(method: Scaffold) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        ({"lr": 0.5}, "lr: expected it in the strategy, as FedAvg(lr=...), which has the "),
-        ({"dtype": torch.float64}, "precision: expected it in the strategy, as FedAvg(precision="),
-        ({"participation": 0.5}, "fraction-train: expected it in the strategy, as FedAvg(fraction"),
-        ({"fedavg.server-lr": 0.5}, "fedavg.server-lr: expected it in the strategy, as FedAvg(ser"),
-        ({"sam.rho": 0.5}, "sam.rho: expected it in the strategy, as FedAvg(plugins=(SAM(rho="),
-        ({"momentum.mu": 0.5}, "momentum.mu: expected it in the strategy, as FedAvg(local_opt"),
+        ({"lr": 0.5}, "lr: expected it in the strategy, e.g. FedAvg(lr=...), which has its"),
+        (
+            {"dtype": torch.float64},
+            "precision: expected it in the strategy, e.g. FedAvg(precision=",
+        ),
+        (
+            {"participation": 0.5},
+            "fraction-train: expected it in the strategy, e.g. FedAvg(fraction",
+        ),
+        (
+            {"fedavg.server-lr": 0.5},
+            "fedavg.server-lr: expected it in the strategy, e.g. FedAvg(ser",
+        ),
+        ({"sam.rho": 0.5}, "sam.rho: expected it in the strategy, e.g. FedAvg(plugins=(SAM(rho="),
+        ({"momentum.mu": 0.5}, "momentum.mu: expected it in the strategy, e.g. FedAvg(local_opt"),
         ({"scaffold.server-lr": 0.5}, "scaffold.server-lr: expected options of FedAvg, got one "),
         ({"out_dir": "/tmp"}, "out-dir: simulate writes no run directory; use fedaccord.run"),
         ({"keep_best": "nonsense"}, "keep-best: simulate writes no run directory"),
@@ -236,7 +245,7 @@ def test_a_key_of_the_method_that_a_strategy_extends_is_one_of_its_own() -> None
     class Mine(FedAvg):
         """A method of one's own."""
 
-    line = r"^fedavg.server-lr: expected it in the strategy, as Mine\(server_lr=...\), which has"
+    line = r"^fedavg.server-lr: expected it in the strategy, e.g. Mine\(server_lr=...\), which has"
     with pytest.raises(TypeError, match=line):
         simulate(Mine(), **TASK, **{"fedavg.server-lr": 0.5})
 
@@ -244,8 +253,8 @@ def test_a_key_of_the_method_that_a_strategy_extends_is_one_of_its_own() -> None
 @pytest.mark.parametrize(
     ("algo", "line"),
     [
-        (FedAvg, r"^algo: expected a name, or a strategy, as FedAvg\(\), got <class"),
-        (3, r"^algo: expected a name, or a strategy, as Scaffold\(lr=0.05\), got 3$"),
+        (FedAvg, r"^algo: expected a name, or a strategy, e.g. FedAvg\(\), got <class"),
+        (3, r"^algo: expected a name, or a strategy, e.g. Scaffold\(lr=0.05\), got 3$"),
     ],
 )
 def test_what_is_no_strategy_is_one_line(algo: Any, line: str) -> None:
@@ -449,7 +458,7 @@ def test_a_model_by_name_fits_the_clients_tensors() -> None:
         ),
         (
             {"clients": [(torch.ones(3, n), torch.ones(3, 1)) for n in (5, 4)]},
-            "clients: client 1: expected inputs (n, ...) as client 0 has, (5,) torch.float32,",
+            "clients: client 1: expected inputs (n, ...) as at client 0, (5,) torch.float32,",
         ),
         (
             {"model": nn.Linear(4, 1)},
@@ -461,8 +470,8 @@ def test_a_model_by_name_fits_the_clients_tensors() -> None:
         ),
         (
             {"loss": torch.nn.MSELoss},
-            "loss: expected a function of (predictions, targets), got the class MSELoss; make one "
-            "of it, as MSELoss()",
+            "loss: expected a function of (predictions, targets), got the class MSELoss; create "
+            "an object, e.g. MSELoss()",
         ),
         (
             {"model": torch.nn.Linear(5, 1, device="meta")},
@@ -480,7 +489,7 @@ def test_a_model_by_name_fits_the_clients_tensors() -> None:
             },
             "model: expected one that accepts inputs (n, ...) of (5,) and returns predictions for "
             "targets of (3,) torch.int64, with loss=sequence-cross-entropy: ValueError: Expected "
-            "input batch_size (2) to match target batch_size (6).; of one-hot targets give the",
+            "input batch_size (2) to match target batch_size (6).; replace one-hot targets by",
         ),
         ({"clients": []}, "num-clients: expected at least 1, got 0"),
         ({"test": (torch.ones(3, 5), torch.ones(2, 1))}, "test: expected equally many"),
@@ -553,7 +562,7 @@ def test_simulate_is_quiet(
 
 
 def test_keys_without_effect_are_refused() -> None:
-    line = "^fedprox.mu: nothing reads it without algo=fedprox; leave it out$"
+    line = "^fedprox.mu: it needs algo=fedprox; leave it out$"
     with pytest.raises(TypeError, match=line):
         history("fedavg", **{"fedprox.mu": 0.1})
 

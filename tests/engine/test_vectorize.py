@@ -406,11 +406,16 @@ def linear(inputs: int) -> Callable[[], nn.Module]:
     ("inputs", "batch_size", "clients", "expected"),
     [
         (64, 20, 5, "many clients in one call: the model is small, a round has 5"),
-        (64, 20, 4, "one client at a time: a round has 4, and a call pays from 5 on"),
+        (64, 20, 4, "one client at a time: a round has 4, a call pays off from 5 on"),
         (1638, 20, 100, "many clients in one call: the model is small, a round has 100"),
-        (1639, 20, 100, "one client at a time: the model has 65,560 bytes, and a call pays up to "),
+        (1639, 20, 100, "one client at a time: the model has 65,560 bytes, a call pays off up to "),
         (1000, 100, 10, "many clients in one call: the model is small, a round has 10"),
-        (1000, 101, 10, "one client at a time: a batch has 1,010,000 multiplications, a call pays"),
+        (
+            1000,
+            101,
+            10,
+            "one client at a time: a batch has 1,010,000 multiplications, a call pays ",
+        ),
         (1600, 0, 10, "many clients in one call: the model is small, a round has 10"),  # 20 samples
     ],
 )
@@ -433,7 +438,7 @@ def test_the_rule_knows_sizes_alone(
 @pytest.mark.parametrize(
     ("clients", "accepts", "expected"),
     [
-        (2, True, "many clients in one call: a GPU runs their kernels beside each other, a round"),
+        (2, True, "many clients in one call: a GPU runs their kernels in parallel, a round"),
         (1, True, "one client at a time: a round has 1"),
         (9, False, "one client at a time: the model does not accept a stack of clients"),
     ],

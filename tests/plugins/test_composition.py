@@ -258,7 +258,9 @@ def test_any_plugin_that_replaces_the_mean_is_refused_with_sums(plugin: PlugIn, 
 
 @pytest.mark.parametrize("plugins", [SAM(rho=0.1), [SAM], ["sam"], None])
 def test_plugins_are_a_sequence_of_instances(plugins: Any) -> None:
-    with pytest.raises(ValueError, match=r"^plugins: expected a sequence as .SAM.rho=0.1.,., got "):
+    with pytest.raises(
+        ValueError, match=r"^plugins: expected a sequence, e.g. .SAM.rho=0.1.,., got "
+    ):
         S.FedAvg(plugins=plugins)
 
 

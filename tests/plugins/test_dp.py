@@ -283,7 +283,7 @@ def test_a_run_ends_before_a_round_that_would_pass_its_budget(settings: dict[str
     assert (result.summary["status"], result.summary["rounds"]) == ("completed", 4)
     is_evaluated = result.metrics["test-accuracy"].notna()
     assert result.metrics["round"][is_evaluated].tolist() == [0, 3, 4]  # its last round is
-    with pytest.raises(ValueError, match=r"dp\.max-epsilon: expected room for one more round"):
+    with pytest.raises(ValueError, match=r"dp\.max-epsilon: expected a budget for one more round"):
         run(settings, name="bound", dp__max_epsilon=bound * 1.0001, eval_every=3, resume=True)
 
 
@@ -305,7 +305,9 @@ def test_a_run_that_was_cut_off_after_its_last_round_is_completed_with_its_epsil
     assert result.summary["dp.epsilon"] == result.metrics["dp-epsilon"].tolist()[-1] == epsilon
     more = {k: v for k, v in settings.items() if k not in ("num-server-rounds", "out-dir")}
     if bounded:
-        with pytest.raises(ValueError, match=r"dp\.max-epsilon: expected room for one more round"):
+        with pytest.raises(
+            ValueError, match=r"dp\.max-epsilon: expected a budget for one more round"
+        ):
             simulate(rounds=6, resume=result.path, **more | own)
 
 

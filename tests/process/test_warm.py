@@ -190,7 +190,7 @@ def test_a_command_that_is_not_there_is_one_line() -> None:
     code = "from fedaccord.process.warm import warm\nwith warm({'no-such': print}, 'x'): pass"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     line = run.stderr.splitlines()[-1]
-    reason = "expected the command no-such in PATH, found none: add the environment's folder bin"
+    reason = "expected the command no-such in PATH, found none: add the environment's bin folder"
     assert line == f"FileNotFoundError: {reason}"
 
 

@@ -87,7 +87,7 @@ def test_a_readable_file_with_other_content_is_damaged(
     change(tmp_path / file)
     assert (tmp_path / file).read_bytes() != before
     with pytest.raises(
-        DamagedError, match=r"the checksum that was written, got another.*\); the one before"
+        DamagedError, match=r"the checksum that was written, got another.*\); the previous one"
     ):
         Checkpoints(tmp_path).load()
     assert Checkpoints(tmp_path).load(1).number == 1

@@ -366,9 +366,9 @@ def test_the_default_place_is_in_the_home_folder(
             ("{}", name, "name: expected no control")
             for name in (" ", "x ", "a/ x", "a\nb", "\x1b")
         ],
-        ("{}", "run/x", "name: .*/run/x is inside of the run .*/run, where `fedaccord compare`"),
-        ("{}", "run/deeper/x", "name: .* is inside of the run .*/run, "),
-        *[("{}/run", name, "name: .* is inside of the run .*/run, ") for name in ("", "x")],
+        ("{}", "run/x", "name: .*/run/x is inside the run .*/run, where `fedaccord compare`"),
+        ("{}", "run/deeper/x", "name: .* is inside the run .*/run, "),
+        *[("{}/run", name, "name: .* is inside the run .*/run, ") for name in ("", "x")],
     ],
 )
 def test_a_folder_that_cannot_be_made_is_refused(

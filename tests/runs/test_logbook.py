@@ -160,7 +160,7 @@ def test_a_run_of_devices_resumes_on_devices(tmp_path: Path) -> None:
     result = invoke("resume", path, "num-server-rounds=2")
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
-    assert "its clients are devices with data of their own; resume it by `flwr" in result.stderr
+    assert "its clients are devices with their own data; resume it by `flwr" in result.stderr
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
     federate(tmp_path, nodes, **{"num-server-rounds": 2, "resume": True})
 

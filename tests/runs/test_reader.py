@@ -71,7 +71,7 @@ def test_samples_that_are_not_dealt_have_no_counts() -> None:
 
 def test_runs_are_found_in_folders_and_each_once(path: Path, tmp_path: Path) -> None:
     assert reader.find([path.parent.parent, path]) == [path.resolve()]
-    with pytest.raises(ValueError, match="or a folder that holds some, found none"):
+    with pytest.raises(ValueError, match="or a folder with some, found none"):
         reader.find([tmp_path])
 
 

@@ -334,7 +334,7 @@ def test_if_the_drawn_clients_have_no_samples_it_is_a_warning(warnings: list[str
     )
     assert first.metrics["evaluation-empty"] == last.metrics["evaluation-empty"] == 1
     (line,) = warnings
-    assert re.fullmatch(r"evaluation: the clients \[\d\], drawn for it, have no samples", line)
+    assert re.fullmatch(r"evaluation: the drawn clients \[\d\] have no samples", line)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_an_unknown_argument_is_one_line(kind: Any, arguments: Any, line: str) -
 
 
 def test_arguments_go_by_name() -> None:
-    with pytest.raises(TypeError, match=r"expected arguments by name, got 0.5: as Scaffold\("):
+    with pytest.raises(TypeError, match=r"expected keyword arguments, got 0.5: e.g. Scaffold\("):
         Scaffold(0.5)  # type: ignore[misc]
 
 

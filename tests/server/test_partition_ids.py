@@ -103,7 +103,7 @@ def test_too_few_nodes_are_told_apart_from_none(net: Net, clock: Clock) -> None:
 def test_a_server_that_numbers_nobody_says_so(net: Net, clock: Clock) -> None:
     roster = Roster(clock)
     join(net, 5)
-    with pytest.raises(FederationError, match="this server numbers no clients"):
+    with pytest.raises(FederationError, match="this server assigns no ids"):
         roster.wait_for_all(net, 60)
 
 

@@ -351,7 +351,7 @@ def test_a_clientapp_for_flowers_own_strategies_is_one_line(
         monkeypatch.setattr(net, "pull_messages", reported)
         with pytest.raises(FederationError, match=r"^no client could start: its ClientApp") as e:
             roster.wait_for_all(net, 600)
-    assert "looked for 'arrays'; if in the first message, which asks which client" in str(e.value)
+    assert "looked for 'arrays'; if in the handshake, the first message, which has" in str(e.value)
     assert "return fedaccord.train_locally(message, context" in str(e.value)
     assert one_line(str(e.value))
     assert clock.now < 2 * GRACE

@@ -121,7 +121,9 @@ def test_a_server_that_evaluates_needs_test_samples(
 ) -> None:
     without_test(files[1])
     more = {"evaluation": evaluation, "data-dir": str(files[1])}
-    line = f"evaluation={evaluation}: expected test samples for the server, the data set has none"
+    line = (
+        f"evaluation={evaluation}: expected test samples for the server, but the data set has none"
+    )
     with pytest.raises(ValueError, match=line):
         federate(tmp_path, files, name="x", **more)
 

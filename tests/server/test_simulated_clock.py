@@ -133,7 +133,7 @@ def test_a_device_that_goes_away(seconds: float) -> None:
     timing = clock.round([request(0), request(1)], 15.0, 2, 0)
     assert timing.seconds == 20
     assert {i: str(why) for i, why in timing.late.items()} == {
-        1: "its device went away after 5 simulated seconds"
+        1: "its device disconnected after 5 simulated seconds"
     }
 
 

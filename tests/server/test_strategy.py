@@ -78,7 +78,7 @@ def test_the_number_of_rounds_may_be_numpys() -> None:
             with pytest.raises(ValueError, match=r"^timeout: expected seconds above 0, or None, g"):
                 strategy(Scaffold).start(grid, INITIAL, 1, timeout=timeout)  # type: ignore[arg-type]
         for arrays in ({"w": torch.zeros(3)}, None, [torch.zeros(3)]):
-            with pytest.raises(ValueError, match=r"^initial_arrays: expected an ArrayRecord, as"):
+            with pytest.raises(ValueError, match=r"^initial_arrays: expected an ArrayRecord, Arr"):
                 strategy(Scaffold).start(grid, arrays, 1)  # type: ignore[arg-type]
 
 
@@ -211,7 +211,7 @@ def test_a_client_that_was_away_trains_again(monkeypatch: pytest.MonkeyPatch) ->
         if number == 4:
             net.join(77, 2, 3)  # a new node id and an empty Context
 
-    # round 3: client 1 says that its state is lost, whereupon all begin anew, client 2 too
+    # round 3: client 1 reports that its state is lost, so all start afresh, client 2 too
     assert come_and_go(plan, monkeypatch, rounds=6) == [3, 2, 2, 2, 3, 3]
 
 

@@ -66,7 +66,7 @@ def test_a_spilled_vector_is_the_same_bits_and_is_spilled_once(
     monkeypatch.setattr(module, "PAST", 0)  # but the newest stays in memory
     spill, vectors = SpillPast(), {t: torch.randn(12_345, dtype=dtype) for t in range(41)}
     server = Past(now=vectors[40], after=vectors)
-    copy = spill(server)  # more than a file takes
+    copy = spill(server)  # more than a file holds
     assert server.after == vectors
     assert copy.now is copy.after[40] is vectors[40]
     places = [copy.after[t] for t in range(40)]

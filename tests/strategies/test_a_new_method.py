@@ -205,7 +205,9 @@ def test_a_server_step_that_changes_its_arguments_is_one_line(argument: str) -> 
             {"w": w, "an upload": ups.w[0], "state": state.m}[argument].mul_(0.5)
             return cohort.mean(ups.w), state
 
-    line = r"^Half.aggregate: expected unchanged arguments, got .*; return new vectors, as w - x "
+    line = (
+        r"^Half.aggregate: expected unchanged arguments, got .*; return new vectors, e.g. w - x, "
+    )
     with pytest.raises(TypeError, match=line):
         simulate(Half(), dataset="digits", num_clients=4, rounds=1)
 

@@ -160,8 +160,8 @@ def test_the_schedule_has_first_visits_absences_and_returns() -> None:
     rounds = {i: [t for t in range(T) if i in SOME[t]] for i in range(C)}
     first = [requests[0] for requests in rounds.values()]
     gaps = [b - a for requests in rounds.values() for a, b in pairwise(requests)]
-    assert len(set(first)) >= 3  # rounds in which a client comes for the first time
-    assert {1, 2} < set(gaps)  # comes at once again, after one round, after more
+    assert len(set(first)) >= 3  # rounds in which a client is visited for the first time
+    assert {1, 2} < set(gaps)  # again at once, after one round, after more
 
 
 def test_the_clip_is_active_in_some_steps_only() -> None:
@@ -302,7 +302,7 @@ def test_fedinit_equals_the_posters_algorithm(server: str, first_visit: str) -> 
     case = Case(S.FedInit, fedinit, {"server": server}, {"ri_beta": 0.1, **more}, ("last",))
     ri = RelaxedInit(beta=0.1, first_visit=first_visit)
     case.compare(federate(case.method(ri), LEAST_SQUARES, W0, SOME), case.expected(SOME))
-    if (server, first_visit) == ("models", "initial"):  # what it is without a word
+    if (server, first_visit) == ("models", "initial"):  # the default
         case.compare(federate(case.method(), LEAST_SQUARES, W0, SOME), case.expected(SOME))
 
 

@@ -116,7 +116,7 @@ def test_a_round_of_a_stack_is_a_round_of_each(
 
     for i, one in zip(clients, alone, strict=True):
         compare(together, i, one)
-    close_values(down, old_down)  # nothing that comes in is changed
+    close_values(down, old_down)  # no argument is changed
     close_values(states, old_states)
 
 
@@ -209,7 +209,7 @@ def test_steps_of_stacked_federations_are_those_of_each(
         headline = method.output_model(w_next, next_state)
         close(headline[i], method.output_model(expected, expected_state), 1e-12)
     for old, v in zip(before, vectors(inputs), strict=True):
-        assert torch.equal(old, v)  # nothing that comes in is changed
+        assert torch.equal(old, v)  # no argument is changed
 
 
 class Inputs(NamedTuple):

@@ -202,7 +202,7 @@ def test_python_of_ones_own_is_not_recorded() -> None:
     assert not of(activation)
     assert of(nn.TransformerEncoderLayer(2, 1))
     assert of(nn.Embedding(3, 2))
-    assert not of(nn.Embedding(3, 2, max_norm=1.0))  # which changes its weights where they are
+    assert not of(nn.Embedding(3, 2, max_norm=1.0))  # which changes its weights in place
     assert not of(loss=lambda predictions, targets: predictions.sum())
     assert not of(nn.BatchNorm2d(2), buffers="mean")
     assert of(nn.BatchNorm2d(2), buffers="freeze")

@@ -167,7 +167,7 @@ def frozen() -> nn.Sequential:
         (net, {"frozen_parameters": "0.*", "local_parameters": "0.*"}, ["'0.*' matches none"]),
         (lambda: held(torch.zeros(2, dtype=torch.cfloat)), {"buffers": "mean"}, ["held is", "com"]),
         (lambda: held(torch.tensor(2**24 + 1)), {"buffers": "local"}, ["float32", "in held"]),
-        (hooked, {}, ["0.weight has a hook on accumulated ones", "register_hook"]),
+        (hooked, {}, ["on accumulated gradients, 0.weight has one", "register_hook"]),
         (lambda: net().to(torch.cfloat), {}, ["real numbers, 0.weight is torch.complex64"]),
     ],
 )
@@ -265,7 +265,7 @@ def test_a_parameter_whose_data_are_replaced_is_refused(local: str) -> None:
     """No step would change it any more."""
     settings: dict[str, Any] = {"local_parameters": local, "clients": [DATA] * 3, "rounds": 1}
     with pytest.raises(
-        ValueError, match=r"^model: expected weight to stay .* data.copy_\(\.\.\.\)$"
+        ValueError, match=r"^model: expected weight to keep .* data.copy_\(\.\.\.\)$"
     ):
         simulate("fedavg", model=Bounded("replaced"), **settings)
     history = simulate("fedavg", model=Bounded("in place"), weight_decay=0.0, **settings)
@@ -280,7 +280,7 @@ def test_data_that_only_some_passes_replace_are_found_at_the_end_of_a_visit(afte
     model.module(DATA[0])
     model.take()
     model.module(DATA[0])
-    with pytest.raises(ValueError, match="expected weight to stay"):
+    with pytest.raises(ValueError, match="expected weight to keep"):
         model.load(model.w.clone()) if after == "load" else model.take()
 
 

@@ -62,7 +62,7 @@ NETS: dict[str, tuple[Net, tuple[int, ...]]] = {
     "lenet5": (named("lenet5", IMAGES), IMAGES),
     "cnn": (named("cnn", IMAGES), IMAGES),
 }
-MANY = ["dense", "without bias", "linear", "mlp"]  # that take many clients in a call
+MANY = ["dense", "without bias", "linear", "mlp"]  # that support many clients in a call
 
 
 def model_of(name: str, dtype: torch.dtype = torch.float64) -> tuple[FlatModel, tuple[int, ...]]:

@@ -214,7 +214,7 @@ def test_a_counter_has_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         model.load(model.w.clone())
         model(torch.ones(4, 3))
-    assert caplog.text.count("model: the number calls changes in training, and begins at 0") == 1
+    assert caplog.text.count("model: the number calls changes in training, and restarts at 0") == 1
 
 
 @KINDS

@@ -57,7 +57,7 @@ def test_a_methods_own_client_half_has_the_methods_name() -> None:
 
 
 def test_two_classes_with_one_short_name_are_refused_in_one_line_that_names_both() -> None:
-    with pytest.raises(TypeError, match=r"got 'sam', which is that of .*; rename one") as error:
+    with pytest.raises(TypeError, match=r"got 'sam', also that of .*; rename one") as error:
         type("Sam", (PlugIn,), {"__module__": "elsewhere"})
     assert "elsewhere:Sam" in str(error.value)
     assert "fedaccord.plugins.sam:SAM" in str(error.value)

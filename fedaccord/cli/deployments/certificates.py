@@ -89,7 +89,7 @@ def sign(path: Path, text: bytes) -> bytes:
     """A text's signature by a device's private key, as Flower checks it."""
     key = serialization.load_ssh_private_key(path.read_bytes(), None)
     if not isinstance(key, Key):
-        raise ValueError("not a key of an elliptic curve")
+        raise ValueError("not an elliptic-curve key")
     return key.sign(text, ec.ECDSA(hashes.SHA256()))
 
 
@@ -113,7 +113,7 @@ def read_key(path: Path) -> Key:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
         if isinstance(key, Key):
             return key
-    raise ValueError(f"{path}: expected a key of an elliptic curve, got something else")
+    raise ValueError(f"{path}: expected an elliptic-curve key, got something else")
 
 
 def _builder(

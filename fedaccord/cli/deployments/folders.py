@@ -98,7 +98,7 @@ def make_key(folder: Path) -> Path:
     _node_config(folder)
     if (folder / DEVICE_KEY).exists():
         raise ValueError(
-            f"{folder / DEVICE_KEY} is there already, and the server knows this device by it; "
+            f"{folder / DEVICE_KEY} exists, and identifies this device to the server; "
             "move it away to make another"
         )
     private, public = certificates.make_device_key()

@@ -33,7 +33,7 @@ class Point(NamedTuple):
             point = Point(math.nan)
         if math.isnan(point.value) or point.over not in COSTS:
             raise ValueError(
-                f"--at: expected simulated seconds, as 3600, or COST=NUMBER with one of "
+                f"--at: expected simulated seconds, e.g. 3600, or COST=NUMBER with one of "
                 f"{', '.join(COSTS)}, got {at!r}"
             )
         if point.value <= 0:

@@ -151,7 +151,7 @@ def risk(saved: Saved, reference: Path | None) -> Iterator[Measure]:
     if reference is not None:
         w, buffers = saved_vectors(reference, task, saved.settings)
         best = task.evaluate_train(w, saved.settings, 1, buffers)["train-loss-of-model"]
-        saved.model.write_buffers(saved.buffers)  # the task has one model, which had the others
+        saved.model.write_buffers(saved.buffers)  # the task's one model had the reference's
         of = f"that of {reference.name}"
     elif column is not None and column.notna().any():
         best, of = float(column.min()), "the smallest of this run"

@@ -87,7 +87,7 @@ def main_metric(groups: Sequence[Group], wanted: str = "") -> str:
         near = did_you_mean(wanted, choices)
         names = ", ".join(choices) or "none"
         if any(has(group, wanted) for group in groups):
-            near = ", of which it is not known whether a larger value is better"
+            near = ", for which it is unknown whether larger is better"
         raise ValueError(f"--metric: expected one of these runs, {names}, got {wanted!r}{near}")
     return wanted
 

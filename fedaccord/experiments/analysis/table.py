@@ -97,7 +97,9 @@ def summary(
             "got none"
         )
     if target is not None and is_share(metric) and not 0 <= target <= 1:
-        raise ValueError(f"--target: expected a share in [0, 1], as 0.9, of {metric}, got {target}")
+        raise ValueError(
+            f"--target: expected a share in [0, 1], e.g. 0.9, of {metric}, got {target}"
+        )
     target = usual_target(groups, metric) if target is None else target
     others = [n for n in of_kind(EVALUATED) if is_share(n) and n != metric]
     others += dict.fromkeys(n for group in groups for t in group.tables for n in own(t.columns))

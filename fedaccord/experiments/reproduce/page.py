@@ -41,7 +41,7 @@ on the test samples and therefore too optimistic. Our numbers are the mean over 
 each of one batch, and `hours` are of one run; the hours depend on the machine and its other load.
 `best - paper` is given only if all rounds were run, and is bold if it is more than two standard
 deviations: runs with fewer rounds cannot be compared with the paper's number. Costs are counted up
-to the first evaluation at a target: where the paper has none, the accuracy of its FedAvg. They are
+to the first evaluation at a target: if the paper has none, the accuracy of its FedAvg. They are
 means over the seeds that reached it, "1 of 3" if not all did; speeds need all seeds of both cells.
 """
 END = "Written by `fedaccord reproduce`; every run is a row of [{csv}]({csv}).\n"

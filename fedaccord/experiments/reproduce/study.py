@@ -190,6 +190,6 @@ def _check_shorter(run: CellRun) -> None:
     has = summary_of(run.job.path).get("rounds", 0)
     if has > run.job.rounds:
         raise ValueError(
-            f"--rounds: {run.job.path} has {has} already; expected at least as many, got "
+            f"--rounds: {run.job.path} has {has} already; expected at least that, got "
             f"{run.job.rounds}"
         )

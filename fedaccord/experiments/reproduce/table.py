@@ -75,7 +75,7 @@ class Table:
         names = [cell.name for cell in self.cells]
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
-                near = did_you_mean(pattern, names) or f", as {names[0]!r}"
+                near = did_you_mean(pattern, names) or f", e.g. {names[0]!r}"
                 raise ValueError(
                     f"--cells: expected a name or pattern of cells of {self.name}{near}, got "
                     f"{pattern!r}; `fedaccord reproduce {self.name} --list` lists them"

@@ -44,7 +44,7 @@ class AtSeconds:
         )
 
     def __str__(self) -> str:
-        return "one at simulated seconds, as accuracy-at-3600"
+        return "one at simulated seconds, e.g. accuracy-at-3600"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,8 +172,8 @@ class Plan:
         measured = metric_of(metric) or metric_of(f"test-{metric}")
         if self.space.get("loss") and is_loss(measured):
             raise ValueError(
-                f"[sweep] metric={metric}: expected another metric than the loss, "
-                "which [space] varies, as accuracy-last or mae-last"
+                f"[sweep] metric={metric}: expected a metric other than the loss, "
+                "which [space] varies, e.g. accuracy-last or mae-last"
             )
         for method in self.methods:
             every = []
@@ -353,25 +353,25 @@ def _options(table: Mapping[str, Any]) -> SweepOptions:
     measured = metric_of(checked.metric) or metric_of(f"test-{checked.metric}")
     if is_share(measured) and checked.target > 1:
         raise ValueError(
-            f"[sweep] target: expected a share in [0, 1], as 0.9, since metric={checked.metric}, "
+            f"[sweep] target: expected a share in [0, 1], e.g. 0.9, since metric={checked.metric}, "
             f"got {checked.target:g}"
         )
     if checked.search == "grid" and checked.fair == "trials":
-        raise ValueError("[sweep] fair=trials: expected another search than grid; choose steps")
+        raise ValueError("[sweep] fair=trials: expected a search other than grid; set fair=steps")
     if not checked.tune and checked.search not in ("grid", "random"):
         raise ValueError(
             f"[sweep] tune=false: expected search grid or random, got {checked.search}, which "
             "chooses by validation samples"
         )
     if checked.search == "asha" and not checked.ray_address:
-        raise ValueError('[sweep] search=asha: expected a ray-address, as "local", got none')
+        raise ValueError('[sweep] search=asha: expected a ray-address, e.g. "local", got none')
     return checked
 
 
 def _seeds(key: str, table: Mapping[str, Any], default: tuple[int, ...]) -> tuple[int, ...]:
     seeds = table.get(key, [*default])
     if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds):
-        raise ValueError(f"[sweep] {key}: expected a list of integers, as [0, 1], got {seeds!r}")
+        raise ValueError(f"[sweep] {key}: expected a list of integers, e.g. [0, 1], got {seeds!r}")
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"[sweep] {key}: expected different seeds, got {seeds!r}")
     for seed in seeds:

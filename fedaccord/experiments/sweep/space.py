@@ -76,7 +76,7 @@ def read(table: Mapping[str, Any], prefix: str = "") -> dict[str, Values]:
             space[key] = Choices(tuple(dict.fromkeys(value)))
         else:
             raise ValueError(
-                f"[space] {key}: expected a list of values, as [0.05, 0.1], or a range, as "
+                f"[space] {key}: expected a list of values, e.g. [0.05, 0.1], or a range, e.g. "
                 f"{{ low = 0.01, high = 0.3, log = true }}, got {value!r}"
             )
     return space
@@ -87,7 +87,7 @@ def _range(key: str, table: Mapping[str, Any]) -> Range:
     numbers = all(type(end) in (int, float) for end in (low, high))
     if set(table) - {"low", "high", "log"} or not numbers or type(log) is not bool:
         raise ValueError(
-            f"[space] {key}: expected low, high and perhaps log = true, got {dict(table)!r}"
+            f"[space] {key}: expected low, high and optionally log = true, got {dict(table)!r}"
         )
     assert low is not None
     assert high is not None

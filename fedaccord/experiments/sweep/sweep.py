@@ -118,7 +118,7 @@ class Sweep:
         why = f"no trial has {self.plan.options.metric}: see status and numbers in table.csv"
         if len(lost) == len(winners):
             raise ValueError(f"[sweep] metric: {why}; use a metric that these runs measure")
-        return [f"{algo}: {why}; its values are not a choice" for algo in lost]
+        return [f"{algo}: {why}; its values were not chosen" for algo in lost]
 
     def _tune(self, work: Workers) -> list[Winner]:
         """The winner of each method; every configuration if there is nothing to choose."""
@@ -238,8 +238,8 @@ class Sweep:
             last = [asks[-1] for asks in complete if asks]
             if not last:  # their processes died: no run of this method left a row
                 raise ValueError(
-                    f"{each[0][0].configuration.algo}: none of its runs could be made: their "
-                    "processes ended without a word, perhaps for want of memory"
+                    f"{each[0][0].configuration.algo}: none of its runs completed: their "
+                    "processes ended without a message, perhaps for lack of memory"
                 )
             longest = max(ask.rounds for ask in last)
             winners.append(self._best([ask for ask in last if ask.rounds == longest]))

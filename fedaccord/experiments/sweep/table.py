@@ -133,8 +133,7 @@ def at_edges(winner: Configuration, tried: Sequence[Mapping[str, Any]]) -> Itera
         if fields[key].metadata[bound] != value:
             yield (
                 f"{winner.algo}: the winner's {key}={short(value)} is the {which} of "
-                f"{len(values)} that were tried; widen {key} in [space], a better one may lie "
-                "beyond"
+                f"{len(values)} values tried; a better one may be outside: widen {key} in [space]"
             )
 
 

@@ -92,14 +92,14 @@ def check_names(folder: Path, configurations: Iterable[Configuration]) -> Record
         for key in sorted((used.keys() & usual.keys()) - each.settings.keys()):
             if used[key] != usual[key]:
                 raise ValueError(
-                    f"{folder}: its trials were begun with the default {key}={usual[key]}, which "
-                    f"is {used[key]} today; set it, or choose another --out"
+                    f"{folder}: its trials used the default {key}={usual[key]}, which is now "
+                    f"{used[key]}; set it, or choose another --out"
                 )
     other = [name for name in (TRIALS, WINNERS, RUN) if (folder / name).exists()]
     if other and not file.exists():
         raise ValueError(
-            f"{folder}: expected a new folder or one of a sweep, got one whose {other[0]} is of "
-            "something else, and would be replaced; choose another --out"
+            f"{folder}: expected a new folder or one of a sweep, got one whose {other[0]} is not a "
+            "sweep's and would be replaced; choose another --out"
         )
     return {DEFAULTS: usual}
 
@@ -130,7 +130,7 @@ def check_run(folder: Path, plan: Plan) -> Records:
         if before != value and key not in plan.space and not is_new:
             begun_with = f"no {key}" if before is None else f"{key}={before}"
             raise ValueError(
-                f"{folder}: expected {begun_with}, as its trials were begun with, got {value}; "
+                f"{folder}: expected {begun_with}, as in its earlier trials, got {value}; "
                 "choose another --out"
             )
     methods = sorted({*record["methods"], *plan.methods})
@@ -144,7 +144,7 @@ def write_records(folder: Path, records: Records) -> None:
 
 def read_row(file: Path) -> Row:
     """The result of a trial. Raises ValueError, which names the file, if it is damaged."""
-    advice = "remove it, and the run behind it is read or done again"
+    advice = "remove it: its run is then read again or repeated"
     return read_table(file, "status", "reason", advice=advice)
 
 

@@ -19,7 +19,7 @@ from fedaccord.experiments.sweep.trial import FAILED, Job, OnRow, Row, Workers, 
 from fedaccord.process import threads
 from fedaccord.process.allocator import keep_freed_memory
 
-DIED = "its process died, also alone: perhaps it needs more memory than there is"
+DIED = "its process died, even when run alone: perhaps it needs more memory than is free"
 
 
 def of(options: SweepOptions) -> AbstractContextManager[Workers]:

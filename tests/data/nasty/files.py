@@ -48,7 +48,7 @@ PARTITIONS: Cases = {
     "one client of two": (parts("[[0]]"), "partition-file: expected 2 clients in"),
     "three clients of two": (parts("[[0], [1], [2]]"), "got 3"),
     "a client of another name": (parts('{"0": [0], "2": [1]}'), "named '0' to '1', got '2'"),
-    "a client twice": (parts('{"0": [0], "1": [1], "0": [2]}'), "the client '0' is there twice"),
+    "a client twice": (parts('{"0": [0], "1": [1], "0": [2]}'), "the client '0' occurs twice"),
     "an empty client": (parts("[[0], []]"), "got an empty one"),
     "a client of names": (parts('[[0], {"1": 1}]'), "got dict"),
     "a sample too much": (parts("[[0], [6]]"), "integers from 0 to 5 for client 1 in"),
@@ -63,10 +63,10 @@ PARTITIONS: Cases = {
     ),
     "a sample of two clients": Case(
         parts("[[0, 1, 2], [2, 1]]"),
-        "gives 2 of the samples more than once, as sample 1 to clients 0",
+        "gives 2 of the samples more than once, e.g. sample 1 to clients 0",
         SIX,
     ),
-    "a sample twice in a client": (parts("[[0, 0], [1]]"), "as sample 0 to client 0", SIX),
+    "a sample twice in a client": (parts("[[0, 0], [1]]"), "e.g. sample 0 to client 0", SIX),
     "no partition file": (partition_at("/no/such.json"), "(No such file or directory); check the"),
     "a NUL in a partition file's path": (partition_at("/x\0y"), "expected a path without the ch"),
     "samples of no client": (parts("[[0], [5]]"), "", SIX),
@@ -234,10 +234,10 @@ OTHERS: Cases = {
         "got (4, 28, 28) uint8 and 4 labels up to 77",
     ),
     "pets for cifar10": (small_cifar, "got 2 of (4, 6, 3)"),
-    "other files for cifar10": (cifar_files, "CIFAR10 cannot be had from"),
+    "other files for cifar10": (cifar_files, "CIFAR10 cannot be loaded from"),
 }
 OTHERS |= alike(
-    "FashionMNIST cannot be had from",
+    "FashionMNIST cannot be loaded from",
     "",
     {
         "no labels of clothes": clothes(train_labels_idx1_ubyte=None),

@@ -167,7 +167,7 @@ IMAGES |= alike(
     },
 )
 IMAGES |= alike(
-    "cannot be read as one",
+    "as an image (",
     "",
     {
         "an empty image": with_file("train/dog/9.png", b""),

@@ -131,7 +131,7 @@ def names(*of: str) -> np.ndarray:
 CATS = names("cat", "dog", "emu", "dog", "cat", "emu")
 NPZ: Cases = {
     "no file": (file_in, "expected a .npz file, found no file"),
-    "a member twice": (twice, "(y_train.npy is there twice)"),
+    "a member twice": (twice, "(y_train.npy occurs twice)"),
     "a pipe": (a_pipe, "expected a .npz file, found no file"),
     "a member of text": (of_member("x_train.npy", b"some text"), "got another kind of file"),
     "one number": (
@@ -208,7 +208,7 @@ NPZ: Cases = {
     ),
 }
 NPZ |= alike(
-    "cannot be read as such",
+    "as numbers written by numpy.savez (",
     "",
     {
         "an empty file": of_bytes(b""),

@@ -131,7 +131,7 @@ def test_trials_of_a_sweep_are_not_compared_with_the_tested_runs(tmp_path: Path)
     rows = summary(groups(tmp_path))
     assert [*rows.texts()["method"]] == ["fedavg"]
     assert rows.rows[0]["rounds"] == 1
-    line = "left out: 2 of a sweep's runs: trials on validation samples, which chose the"
+    line = "left out: 2 runs of a sweep: trials on validation samples, which chose the"
     for command in (["compare"], ["report", "--out", tmp_path / "r.html"]):
         assert line in " ".join(success(invoke(*command, tmp_path)).output.split())
     page = (tmp_path / "r.html").read_text()

@@ -195,7 +195,7 @@ def test_dual_drift_is_of_the_parts_at_the_clients(
     assert torch.equal(saved.model.read_local(), saved.model.initial_local)
     result = success(invoke("measure", folder / "kept", *QUICK))
     assert "warning: feddyn" in result.stderr
-    assert "of w with local parts as they were before round 1" in result.stderr
+    assert "of w with the local parts from before round 1" in result.stderr
 
 
 def test_mean_of_the_virtual_duals_is_the_servers(folder: Path) -> None:
@@ -240,7 +240,7 @@ def test_several_runs_are_rows_and_their_landscapes_are_on_one_scale(
     words = (runs, "download=true", "--landscape", picture, *QUICK)
     result = success(invoke("measure", *words))
     assert result.stderr.count("\n") == 3
-    assert result.stderr.count("warning: download=true has no effect: nothing reads it") == 1
+    assert result.stderr.count("warning: download=true has no effect: it needs") == 1
     assert f"left out: {path}: expected a completed run with model.safetensors" in result.stderr
     assert f"left out: {runs / 'stopped'}: expected a completed run with" in result.stderr
     each = [json.loads((runs / name / FILE).read_text()) for name in ("long", "other", "pd")]

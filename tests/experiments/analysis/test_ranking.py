@@ -54,7 +54,7 @@ def test_a_run_that_failed_has_no_numbers(tmp_path: Path) -> None:
 def test_a_target_of_an_accuracy_is_a_share(target: float, tmp_path: Path) -> None:
     write(tmp_path, [0.1, 0.5])
     with pytest.raises(
-        ValueError, match=r"^--target: expected a share in \[0, 1\], as 0.9, of test"
+        ValueError, match=r"^--target: expected a share in \[0, 1\], e.g. 0.9, of test"
     ):
         summary(groups(tmp_path), target)
 
@@ -121,7 +121,9 @@ def test_without_a_clock_there_is_no_column_and_no_ranking_by_it(tmp_path: Path)
     with pytest.raises(ValueError, match="--at: expected runs with simulated seconds, which devi"):
         summary(groups(tmp_path), at=9.0)
     for at in ("soon", "nan", "metres=3", "dp-epsilon="):
-        with pytest.raises(ValueError, match="--at: expected simulated seconds, as 3600, or COST="):
+        with pytest.raises(
+            ValueError, match=r"--at: expected simulated seconds, e.g. 3600, or COST="
+        ):
             summary(groups(tmp_path), at=at)
     for at in ("round=0", "-5"):
         with pytest.raises(ValueError, match=f"^--at: expected a cost above 0, got '{at}'$"):

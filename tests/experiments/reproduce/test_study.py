@@ -202,7 +202,7 @@ def test_changes_that_no_cell_supports_are_refused(changes: dict[str, Any], mess
 def test_a_change_that_no_cell_reads_gives_a_warning() -> None:
     assert study(changes={"lr": 0.05}).warnings() == []
     (line,) = study(changes={"lr": 0.05, "fedprox.mu": 0.3}).warnings()
-    assert line == "fedprox.mu=0.3 has no effect: nothing reads it without algo=fedprox"
+    assert line == "fedprox.mu=0.3 has no effect: it needs algo=fedprox"
     one_reads = [*TABLE.cells, cell("fedprox")]
     assert study(cells=one_reads, changes={"fedprox.mu": 0.3}).warnings() == []
 

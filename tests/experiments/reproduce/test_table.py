@@ -54,7 +54,7 @@ def test_a_table_has_a_title_and_the_source_of_its_numbers(table: Table) -> None
         assert "\n" not in text
     numbers = [cell.paper for cell in table.cells if cell.paper is not None]
     assert all(0 < number < 100 for number in numbers if not math.isnan(number))
-    # a column's methods lie beside each other
+    # a column's methods are adjacent
     columns = [cell.column for cell in table.cells]
     assert len([*itertools.groupby(columns)]) == len(set(columns))
 

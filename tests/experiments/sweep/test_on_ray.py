@@ -132,5 +132,5 @@ def test_asha_without_any_row_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     """As if the processes of all trials had been killed."""
     monkeypatch.setattr(on_ray, "asha", lambda *_: None)
     own = {"search": "asha", "trials": 2, "eta": 2, "rungs": 2, "ray_address": "local"}
-    with pytest.raises(ValueError, match=r"^fedavg: none of its runs could be made"):
+    with pytest.raises(ValueError, match=r"^fedavg: none of its runs completed"):
         finish(make(SPACE, **own), tmp_path)

@@ -233,9 +233,7 @@ def test_a_new_start_runs_failed_trials_again_but_not_those_that_diverged(
 
 def test_files_of_something_else_are_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("mine")
-    with pytest.raises(
-        ValueError, match=r"got one whose table.csv is of something else, .* --out$"
-    ):
+    with pytest.raises(ValueError, match=r"got one whose table.csv is not a sweep's .* --out$"):
         finish(make(), tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["table.csv"]
     assert (tmp_path / "table.csv").read_text() == "mine"
@@ -313,11 +311,11 @@ def test_a_sweep_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) ->
     before = json.loads(defaults.read_text())
     assert before["lr"] == 0.1
     for later in ({k: v for k, v in before.items() if k != "lr"}, before | {"gone": 1}):
-        defaults.write_text(json.dumps(later))  # a key that came, one that went
+        defaults.write_text(json.dumps(later))  # a key that was added, one that was removed
         assert all(step.is_earlier for step in finish(plan, tmp_path))
         assert json.loads(defaults.read_text()) == before
     defaults.write_text(json.dumps(before | {"lr": 0.2}))
-    with pytest.raises(ValueError, match=r"begun with the default lr=0.2, which is 0.1 today; set"):
+    with pytest.raises(ValueError, match=r"used the default lr=0.2, which is now 0.1; set"):
         finish(plan, tmp_path)
     same = make({"algo": ["fedavg"]}, {"lr": 0.2})
     assert all(step.is_earlier for step in finish(same, tmp_path))
@@ -347,8 +345,8 @@ def test_a_sweep_of_other_settings_is_refused(tmp_path: Path) -> None:
     finish(make({"algo": ["fedavg"]}, {"lr": 0.05}), tmp_path)
     before = table(tmp_path)
     for run, line in (
-        ({"lr": 0.05, "num-clients": 5}, "num-clients=4, as its trials were begun with, got 5"),
-        ({}, "lr=0.05, as its trials were begun with, got 0.1"),
+        ({"lr": 0.05, "num-clients": 5}, "num-clients=4, as in its earlier trials, got 5"),
+        ({}, "lr=0.05, as in its earlier trials, got 0.1"),
     ):
         with pytest.raises(ValueError, match=f"expected {line}; choose another --out$"):
             finish(make({"algo": ["fedavg"]}, run), tmp_path)

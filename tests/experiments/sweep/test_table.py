@@ -158,5 +158,5 @@ def test_a_winner_at_the_edge_of_what_was_tried(
 ) -> None:
     [winner] = make({key: [chosen], "algo": ["fedavg"]}).configurations("fedavg")
     lines = [*at_edges(winner, [{key: value, "algo": "fedavg"} for value in tried])]
-    words = [f"fedavg: the winner's {key}={chosen} is the {which} that were tried"] if which else []
+    words = [f"fedavg: the winner's {key}={chosen} is the {which} values tried"] if which else []
     assert [line.partition(";")[0] for line in lines] == words
