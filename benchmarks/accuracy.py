@@ -194,7 +194,7 @@ def text(methods: list[Method], name: str, every: Sequence[reader.StoredRun] = (
         f"{rounds} of a run, then of the seeds; train loss (of local steps, before each step) is "
         f"the mean of the last {WINDOW * step} rounds. {seeds_of(methods, name)} "
         "Methods without a server have a benchmark of their own (`benchmarks/decentralised.py`); "
-        f"FedPD and Scaffnew need all clients in every round. Elsewhere: {pages}, "
+        f"FedPD and Scaffnew need all clients in every round. See also: {pages}, "
         "[CIFAR-10, tuned](tuned-cifar10.md), [personal models](personal.md).",
         "",
         f"Made by `fedaccord sweep benchmarks/{name}.toml --out DIR` and `python "

@@ -141,9 +141,9 @@ def page(tables: Tables, origin: str) -> str:
         "Synchronous rounds ask 10 clients; over-selected ones ask 13 and use the first 10 "
         f"replies; buffered ones train {rounds['concurrency']} clients at a time and step after "
         f"{rounds['buffer-size']} replies, with `staleness=constant`. {ROUNDS} rounds, or twice "
-        "as many buffered steps: as many replies. Rounds of 5 are synchronous rounds with as many "
-        "replies a step as buffered ones: they separate the effect of smaller steps from that of "
-        "stale replies. A "
+        "as many buffered steps: the same number of replies. Rounds of 5 are synchronous rounds "
+        "with as many replies a step as buffered ones: they separate the effect of smaller steps "
+        "from that of stale replies. A "
         "method has the same settings in all four, and nothing was tuned.",
         "",
         f"Simulated minutes until the first evaluation of at least {TARGET:.0%} (after every 20 "
@@ -172,7 +172,7 @@ def page(tables: Tables, origin: str) -> str:
         "",
         f"Settings: `{' '.join(f'{key}={value}' for key, value in SETTINGS.items())}`. "
         "[benchmarks/asynchronous.py](../../benchmarks/asynchronous.py) makes the runs, the "
-        "picture and this page. Elsewhere: [CIFAR-10, 8 clients](asynchronous-cifar10.md)."
+        "picture and this page. See also: [CIFAR-10, 8 clients](asynchronous-cifar10.md)."
         f"{origin}",
         "",
     ]

@@ -287,7 +287,7 @@ GROUPS = [
     ),
     Group(
         "Relaxed initialisation on FedDyn and FedCM",
-        "Table 2 prints no considerable gain here, so that a loss contradicts nothing. In the code "
+        "Table 2 prints no considerable gain here, so a loss does not contradict it. In the code "
         "of its authors the anchor of FedDyn's dual step moves with the start "
         "(`relaxed-init.center=start`); here it stays, and the duals sum up the jumps. The last "
         "two lines, of 120 rounds, compare both.",
@@ -305,7 +305,7 @@ GROUPS = [
         "Table 3: accuracy rises up to beta 0.1 and collapses at 0.15, below FedAvg's (beta 0); "
         "consistency, the mean squared distance of a round's local models from the next global "
         "model, in the last round, falls from beta 0.01, where it is above that at 0, to 0.1, and "
-        "has no bound at 0.15.",
+        "is unbounded at 0.15.",
         [
             of_beta("72.53 → 74.65", 0.0, 0.05),
             of_beta("74.65 → 75.95", 0.05, 0.1),
@@ -402,8 +402,8 @@ GROUPS = [
     Group(
         "A-FedPD over FedDyn: the models that both broadcast",
         "A-FedPD returns the mean of the local models, and all other lines have that model's "
-        "accuracy; FedDyn returns the model that it broadcasts next. Here both are broadcast ones. "
-        "FedDyn's mean of local models was not evaluated.",
+        "accuracy; FedDyn returns the model that it broadcasts next. Here both are those "
+        "broadcast. FedDyn's mean of local models was not evaluated.",
         [
             *(
                 sent(
@@ -427,10 +427,10 @@ GROUPS = [
         "FedInit's Table 1: the methods, each tuned",
         "CIFAR-10, ResNet-18-GN, 500 rounds; clients and Dirichlet's alpha are those of the runs. "
         "A line compares what the tuning of its page found, not the best of each paper's grid: "
-        "with four configurations (full-length and CIFAR-10) a rate meets one value of a method's "
-        "own key, FedInit's beta 0.1 only the largest rate, and winners are often at an edge, as "
-        "the pages say. In tuned-cifar10-200 that pair led after 40 rounds, was chosen, and "
-        "collapsed later: its six lines are one event, and smaller beta are better there, as "
+        "with four configurations (full-length and CIFAR-10) a rate is paired with one value of a "
+        "method's own key, FedInit's beta 0.1 only the largest rate, and winners are often at an "
+        "edge, as the pages say. In tuned-cifar10-200 that pair led after 40 rounds, was chosen, "
+        "and collapsed later: its six lines are one event, and smaller beta are better there, as "
         "tested above at another rate.",
         [
             fedinit_table1(sweep, other)
@@ -460,8 +460,8 @@ GROUPS = [
     ),
     Group(
         "FedInit: the local interval K with the rounds fixed",
-        "Figure 1, which prints no numbers: accuracy rises with K, then falls. Where it turns "
-        "depends on the problem; here it does so between 50 and 400.",
+        "Figure 1, which prints no numbers: accuracy rises with K, then falls. The maximum "
+        "depends on the problem; here it is between 50 and 400.",
         [steps(1, 5), steps(5, 20), steps(20, 50), steps(50, 100), steps(400, 100)],
     ),
     Group(
@@ -486,7 +486,7 @@ GROUPS = [
     Group(
         "DFedSAM: the order of methods",
         "arXiv:2302.04083, Table 2 (CIFAR-10, one number a cell), without saying whose model is "
-        "evaluated. On the full graph one gossip step already averages, so that further ones "
+        "evaluated. On the full graph one gossip step already averages, so further ones "
         "change nothing. DFedSAM and DFedSAM-MGS have two gradients a step, there and here.",
         [
             dfedsam_table2((low, graph), (high, graph), measure)
@@ -637,12 +637,12 @@ def report(folder: Path, results: Path) -> None:
         "which have the same partition, first model, cohorts and batches. A claim holds if that "
         "difference is above 0 with 95% confidence by Student's t, does not hold if it is below 0, "
         "and is open otherwise. If nothing differed, one line of twenty would hold or not hold by "
-        f"chance: the {len(standing)} verdicts in bold remain if no more than {FALSE:.0%} of them "
-        "may be expected to be such (Benjamini and Hochberg, over all lines that were run; it "
+        f"chance: the {len(standing)} verdicts in bold remain at a false discovery rate of "
+        f"{FALSE:.0%} (Benjamini and Hochberg, over all lines that were run; it "
         "assumes that lines are independent or positively dependent, while some share runs. "
         f"Without that assumption, by Benjamini and Yekutieli, {careful} remain: so few seeds give "
         f"no line that much confidence). A verdict in brackets is that with {WINDOW} evaluations "
-        f"for {TUNED_WINDOW}, or {TUNED_WINDOW} for {WINDOW}, where it differs. The settings are "
+        f"for {TUNED_WINDOW}, or {TUNED_WINDOW} for {WINDOW}, if it differs. The settings are "
         "not the papers': the verdicts are valid only for these runs, with a small model and, but "
         "for full-length, low-participation, `low` and D-PSGD, at most 160 rounds. A claim has a "
         f"line for each setting in which it is tested. Of the {count(tested, own=False)}. Of the "

@@ -2,7 +2,7 @@
 
     python benchmarks/cohort.py                        # the table
     python benchmarks/cohort.py mlp64 --cohorts 100    # one model, one size
-    python benchmarks/cohort.py --check                # exit 1 where a target is missed
+    python benchmarks/cohort.py --check                # exit 1 if a target is missed
     python benchmarks/cohort.py --markdown docs/results/cohort.md
 
 CPU time with one thread. The contestants take turns, each repetition in another order, and every
@@ -151,7 +151,7 @@ def page(table: list[str], missed: list[str]) -> str:
             "# One client at a time, and many at once",
             "",
             "The time of a client's local step in a whole round of the in-process engine, "
-            "messages, batches, checks, the server's step and metrics included, beside bare steps "
+            "messages, batches, checks, the server's step and metrics included, against bare steps "
             "in plain "
             f"PyTorch on prepared batches. Each client holds {HELD} samples; FedAvg without "
             "clipping or weight decay. `bare` and `round` take one client at a time "

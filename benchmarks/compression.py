@@ -255,7 +255,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "bf16": {"method": "bf16"},
     "int8": {"method": "int8"},
 }
-SLOW = ("afedpd", "randk 10 %")  # is not there after the rounds of the others
+SLOW = ("afedpd", "randk 10 %")  # has not converged after the rounds of the others
 
 
 class TrueMemory(Compress):
@@ -447,7 +447,7 @@ def write(options: argparse.Namespace) -> None:
     lines = ["# Compressed uploads", "", f"![accuracy against megabytes uploaded]({stem}.png)", ""]
     lines += accuracy_section(dataset, table)
     links = [f"[{TITLES[other]}]({page}.md)" for other, page in PAGES.items() if other != dataset]
-    lines += [f"Elsewhere: {', '.join(links)}.", ""]
+    lines += [f"See also: {', '.join(links)}.", ""]
     if stem == "compression":
         for name, section in (("exact", exact_section), ("times", time_section)):
             path = options.folder / f"{name}.json"

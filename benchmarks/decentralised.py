@@ -163,7 +163,7 @@ def table(
         f"![accuracies and consensus distances]({name}.png)",
         "",
         "The lines are means over the seeds. On the full graph gossip leaves no distance beyond "
-        "rounding (below the picture), except for D-PSGD's step beside it.",
+        "rounding (below the picture), except for D-PSGD's step, which gossip does not mix.",
         "",
     ]
     if gossip:
@@ -199,7 +199,7 @@ def setup(runs: Runs) -> list[str]:
         f"{common['weight-decay']:g}, gradient norms clipped at {common['clip-norm']:g}"
         f"{augmentation(common['dataset'])}; seeds "
         f"{', '.join(map(str, seeds))}. DFedAvgM has momentum 0.9, DFedSAM radius 0.01, "
-        "DFedSAM-MGS four gossip steps; nothing is tuned. All nodes start from one model. "
+        "DFedSAM-MGS four gossip steps; nothing is tuned. All nodes start from the same model. "
     )
     for own in [run.settings for run in every if run.settings["algo"] == "dpsgd"][:1]:
         text += (

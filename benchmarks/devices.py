@@ -295,9 +295,9 @@ def page(table: str, options: Any) -> str:
             f"{torch.__version__}, an MLP on the digits, {options.repetitions} x "
             f"{options.rounds} rounds a row. With other load on the machine seconds are upper "
             "bounds. `before` is this app when it still polled every three seconds as "
-            "Flower does. The goals are 0.5 CPU seconds a message beside training and, with a warm "
-            "process, 4 s a round with Flower's own pauses and about 1 s without. Idle is the CPU "
-            "time of a SuperNode without messages in percent of a core.",
+            "Flower does. The goals are 0.5 CPU seconds a message besides training and, with a "
+            "warm process, 4 s a round with Flower's own pauses and about 1 s without. Idle is the "
+            "CPU time of a SuperNode without messages in percent of a core.",
             "",
             table,
             "",

@@ -209,13 +209,12 @@ def losses() -> Table:
         "",
         f"Distance to the optimum, of norm {float(optimum.norm()):.2f}, after {ROUNDS} rounds of "
         f"{STEPS} steps, lr 0.05, and the error of the identity between clients and server (the "
-        "mean "
-        "of c_i is c, of the duals the server's, of what FedADMM and FedPD upload w) is "
-        "from true; float64, eight clients, all requested in every round; each row loses the same "
-        "replies. Before: a client resumes from its last step. After: from the last one that the "
-        "server accepted.",
+        "mean of c_i is c, the mean of the duals is the server's, the mean of FedADMM's and "
+        "FedPD's uploads is w); float64, eight clients, all requested in every round; each row "
+        "loses the same replies. Before: a client resumes from its last step. After: from the last "
+        "one that the server accepted.",
         "",
-        "FedPD counts a round only with the replies of all clients, of the "
+        "FedPD counts a round only with the replies of all clients: of the "
         f"{ROUNDS} rounds here {', '.join(map(str, whole))}: with the protocol it skips rounds "
         "with lost replies, and stays correct.",
         "",
@@ -315,8 +314,8 @@ def nasty_data() -> Table:
     passed, of = tests("tests/data/test_nasty_data.py", "usable_or_one_line")
     return [
         "Nasty data sets (npz files, image folders, partition files, caches of decoded data, "
-        f"torchvision's files): {passed} of {of} are usable, or one clear line before any work is "
-        "done."
+        f"torchvision's files): {passed} of {of} are usable, or give a one-line error before any "
+        "work is done."
     ]
 
 
@@ -331,8 +330,8 @@ def flower() -> Table:
 
 def survived(passed: int, of: int, what: str) -> str:
     return (
-        f"SIGKILL at 20 random moments of {what}, each time resumed: {20 * passed} of {20 * of} "
-        "survived, the result bit for bit that of a run without."
+        f"SIGKILL at 20 random moments of {what}, each followed by a resume: {20 * passed} of "
+        f"{20 * of} survived, with the result of an uninterrupted run, bit for bit."
     )
 
 
@@ -546,7 +545,7 @@ def crashes() -> Table:
         "SIGKILL before a change of a file of a run of four rounds with a checkpoint each, or with "
         f"the file half written, at {CRASHES} changes spread over all; then resumed, or restarted "
         "if there was no checkpoint yet. Good: "
-        "model and tables are those of a run without.",
+        "model and tables are those of an uninterrupted run.",
         "",
         *table(["run", "changes", "crashes", "before a checkpoint", "good"], rows),
     ]
@@ -572,7 +571,7 @@ def locks() -> Table:
             good += ends["completed"] == 1 and refused == 1 and same(path, whole)
     return [
         f"Two processes that resume one run at the same moment: in {good} of {RACES} races one is "
-        "refused in one line and the other's model and tables are those of a run without."
+        "refused in one line and the other's model and tables are those of an uninterrupted run."
     ]
 
 
@@ -584,8 +583,9 @@ def both(chosen: dict[str, Any]) -> list[str]:
 def restarts() -> Table:
     passed, of = tests("tests/faults/test_restarts.py", "")
     return [
-        "Servers that go back (two resumes from one checkpoint, a backup that is restored, a "
-        f"copied directory, late messages): {passed} of {of} cases end as a run without."
+        "Servers that return to an earlier state (two resumes from one checkpoint, a backup that "
+        f"is restored, a copied directory, late messages): {passed} of {of} cases end as an "
+        "uninterrupted run."
     ]
 
 

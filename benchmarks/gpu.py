@@ -44,7 +44,7 @@ from fedaccord.task.solver import by_autograd, tf32_as
 
 SHAPE, CLOSE = (3, 32, 32), 1e-8
 MODELS = ("resnet18", "resnet18-cifar", "lenet", "cnn", "mlp")
-TOGETHER = tuple(m for m in MODELS if m != "cnn")  # the CNN has dropout, which takes no such call
+TOGETHER = tuple(m for m in MODELS if m != "cnn")  # one call does not support the CNN's dropout
 OWN_LENGTH = ("dpsgd", "scaffnew")  # have steps of their own
 PRECISIONS = ("float32", "tf32", "bfloat16")
 
@@ -97,8 +97,8 @@ def parts(options: argparse.Namespace) -> Iterator[str]:
     usual = TINY if options.quick else USUAL
     yield (
         f"FedAvg, {usual.active} clients x {usual.steps} steps of batch {usual.batch}, augmented; "
-        f"median of {options.repetitions} rounds after two, without evaluation. The ratio is that "
-        "of the faster round to the bare steps, which autograd launches one by one.\n\n"
+        f"median of {options.repetitions} rounds after two others, without evaluation. The ratio "
+        "is that of the faster round to the bare steps, which autograd launches one by one.\n\n"
         "| model | precision | bare steps, s | a round, s | in one call, s | ratio |\n"
         "| --- | --- | --: | --: | --: | --: |"
     )
@@ -168,8 +168,8 @@ def checked(options: argparse.Namespace) -> str:
             far, worst = max((far, worst), (error, f"{name}, vectorize={vectorize}"))
     verdict = "met" if far <= CLOSE else "MISSED"
     return (
-        f"{len(METHODS)} methods, three rounds in float64 beside the CPU: relative distance of all "
-        f"w^t at most {far:.1e} ({worst}), allowed {CLOSE:g}: {verdict}."
+        f"{len(METHODS)} methods, three rounds in float64 compared with the CPU: relative distance "
+        f"of all w^t at most {far:.1e} ({worst}), allowed {CLOSE:g}: {verdict}."
     )
 
 

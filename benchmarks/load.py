@@ -193,7 +193,7 @@ def page(measurements: list[dict[str, Any]], options: argparse.Namespace) -> str
             "Neither number depends on how many nodes there are. In addition there are the "
             "server's own models and vectors, and Flower's copies of the replies that are fetched. "
             "In buffered rounds replies are fetched in the same portions, until the step has all "
-            "that it takes.",
+            "that it needs.",
             "",
             "Runs of 60 and of 100 nodes on the same busy machine ended before their replies had "
             "arrived: the SuperLink answered the nodes' requests with HTTP status 500, as SQLite, "

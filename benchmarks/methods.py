@@ -2,7 +2,7 @@
 
     python benchmarks/methods.py                        # the tables
     python benchmarks/methods.py scaffold feddyn        # these methods only
-    python benchmarks/methods.py --check                # exit 1 where a target is missed
+    python benchmarks/methods.py --check                # exit 1 if a target is missed
     python benchmarks/methods.py --clock cpu --threads 1        # on a machine that others use too
     python benchmarks/methods.py --out out.json         # stopped and started again, it resumes
 
@@ -241,7 +241,7 @@ def page(measured: Measured, options: argparse.Namespace) -> str:
     lines = [
         "# What a round of each method costs",
         "",
-        "A whole round of the in-process engine, without evaluation, beside FedAvg's. CIFAR-10, "
+        "A whole round of the in-process engine, without evaluation, against FedAvg's. CIFAR-10, "
         f"clients of 500 samples (the first of {SETTING['num-clients']} of a Dirichlet partition "
         f"with alpha {SETTING['dirichlet-alpha']:g}), weight decay, clipping, random crops and "
         "mirrored images. All clients are active in every round, because FedPD requires it; the "

@@ -1,7 +1,7 @@
 """CPU seconds of a client's local round with each optimiser, beside PyTorch's own on bare steps.
 
     python benchmarks/optimizers.py              # the table
-    python benchmarks/optimizers.py --check      # exit 1 where a target is missed
+    python benchmarks/optimizers.py --check      # exit 1 if a target is missed
     python benchmarks/optimizers.py --markdown docs/results/optimizers.md
 
 A round of FedAvg on batches in memory: the steps with clip and weight decay, from a request to the
@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--model", default="lenet")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     parser.add_argument("--markdown", type=Path, help="write setting and table to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)

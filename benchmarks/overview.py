@@ -165,16 +165,15 @@ def text(results: Path) -> str:
         "",
         *table(short),
         "",
-        "CIFAR-10, LeNet-5, one epoch a round, 4 configurations a method: the beginning of a "
-        "training.",
+        "CIFAR-10, LeNet-5, one epoch a round, 4 configurations a method, short runs.",
         "",
         *table(cifar10),
         "",
         "## The values that won",
         "",
-        "Of the keys that were tuned, but the local rate: the default here, and the tuned values "
-        "with the number of columns, the most frequent first. The values that were tried are those "
-        "of each page; on many pages the best of them is the least or the largest.",
+        "For each tuned key except the local rate: its default here, and the tuned values with the "
+        "number of columns, the most frequent first. Each page lists the values that were tried; "
+        "on many pages the best is the smallest or the largest.",
         "",
         *winners(pages),
         "",

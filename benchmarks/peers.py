@@ -93,7 +93,7 @@ def measure(name: str, names: list[str], options: argparse.Namespace) -> None:
     file = options.results / f"{name}.json"
     begun = json.loads(file.read_text()) if file.exists() else {"rounds": rounds, "repetitions": []}
     if begun["rounds"] != rounds:
-        raise ValueError(f"{file} holds runs of {begun['rounds']} rounds: take --rounds of as many")
+        raise ValueError(f"{file} holds runs of {begun['rounds']} rounds: use the same --rounds")
     options.results.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         job = prepare(Path(folder), setting, rounds)

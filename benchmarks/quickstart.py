@@ -63,8 +63,8 @@ def text(table: pd.DataFrame) -> str:
         f"The embedded digits, {config.num_clients} clients of Dirichlet-"
         f"{SETTING['dirichlet-alpha']:g} class priors (a client holds few of the ten digits), "
         f"{config.strategy.cohort_size(config.num_clients)} clients a round, "
-        f"{config.num_server_rounds} rounds; everything else, the methods' settings too, at its "
-        f"default. {len(seeds)} seeds, from 0: a seed decides the partition, the first model, the "
+        f"{config.num_server_rounds} rounds; all other settings, also the methods', are the "
+        f"defaults. {len(seeds)} seeds, from 0: a seed decides the partition, the first model, the "
         "cohorts and the batches, which are the same for every method. Test accuracy in percent: "
         "mean, and lowest to highest seed.",
         "",

@@ -1,7 +1,7 @@
 """What Ray workers gain and cost, beside one process and beside Flower's own simulation.
 
     python benchmarks/ray_path.py                # three tables
-    python benchmarks/ray_path.py --check        # exit 1 where a target is missed
+    python benchmarks/ray_path.py --check        # exit 1 if a target is missed
     python benchmarks/ray_path.py --only flower  # steps, visits or flower
     python benchmarks/ray_path.py --compare A1.json B1.json A2.json B2.json    # two versions
 
@@ -101,10 +101,12 @@ def main() -> None:
         "--clock",
         choices=CLOCKS,
         default="wall",
-        help="wall: as you wait; cpu: seconds of computing in all processes, on a busy machine",
+        help="wall: elapsed time; cpu: CPU seconds of all processes, for a busy machine",
     )
-    parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
-    parser.add_argument("--out", type=Path, help="JSON of results: new ones join those there")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
+    parser.add_argument(
+        "--out", type=Path, help="JSON file of results, to which new ones are added"
+    )
     parser.add_argument(
         "--compare",
         type=Path,
@@ -356,7 +358,7 @@ def table(name: str, seconds: Seconds) -> str:
         ratios = [a / b for a, b in zip(values, seconds[base], strict=True)]
         lines.append(f"| {contestant} | {spread(values, 3)} | {spread(ratios, 3)} |")
     if name == "visits":
-        lines += ["", f"A client's way: {1e3 * overhead(seconds):.1f} ms, the median."]
+        lines += ["", f"Overhead of a client: {1e3 * overhead(seconds):.1f} ms, the median."]
     return "\n".join(lines)
 
 
@@ -437,8 +439,8 @@ def page(measurements: dict[str, Seconds], options: argparse.Namespace) -> str:
 
 {what}
 {"".join(table(name, seconds) + chr(10) for name, seconds in measurements.items())}
-Targets (medians): two workers at most 1/1.7 of one thread and at most two threads; a client's way
-at most {1e3 * OVERHEAD:.0f} ms; over Flower's simulation at most 1.1 x Flower's FedAvg.
+Targets (medians): two workers at most 1/1.7 of one thread and at most two threads; overhead of a
+client at most {1e3 * OVERHEAD:.0f} ms; over Flower's simulation at most 1.1 x Flower's FedAvg.
 
 {verdict}
 

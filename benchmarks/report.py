@@ -32,7 +32,7 @@ MOST_SECONDS, MOST_MB = 3.0, 5.0  # of the report
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     parser.add_argument("--markdown", type=Path, help="write the page to this file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

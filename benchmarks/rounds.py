@@ -1,7 +1,7 @@
 """Seconds per round of this package beside a plain PyTorch loop and beside the bare minimum.
 
     python benchmarks/rounds.py                  # the table
-    python benchmarks/rounds.py --check          # exit 1 where a target is missed
+    python benchmarks/rounds.py --check          # exit 1 if a target is missed
     python benchmarks/rounds.py --clock cpu --threads 1      # on a machine that others use too
 
 CIFAR-10, LeNet, 100 clients of 500 samples, 10 active a round, 50 local steps of batch 50, random

@@ -1,7 +1,7 @@
 """What registered clients cost: seconds to start, seconds a round, memory, from 10^3 to 10^6.
 
     python benchmarks/scale.py                   # the tables
-    python benchmarks/scale.py --check           # exit 1 where a target is missed
+    python benchmarks/scale.py --check           # exit 1 if a target is missed
     python benchmarks/scale.py --clock cpu       # on a machine that others use too
 
 1,000 clients a round, each with 50 samples of its own draw. They do all that a round asks of them
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--active", type=int, default=ACTIVE, help="clients a round")
     parser.add_argument("--rounds", type=int, default=5, help="that are timed, after a first one")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     parser.add_argument("--markdown", type=Path, help="write setting and tables to this file")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)  # C, of the process of a row
     options = parser.parse_args()

@@ -40,7 +40,7 @@ TARGETS = {"help": 0.3, "round 1": 3.0}  # wall seconds
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     parser.add_argument("--markdown", type=Path, help="write the page to this file")
     options = parser.parse_args()
     measurements: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTESTANTS}
@@ -88,8 +88,8 @@ def page(table: str, repetitions: int) -> str:
             "The time until `fedaccord run` with its defaults (FedInit on the digits, 20 "
             "clients) begins round 1, and until `fedaccord --help` has printed. `python` is an "
             "interpreter that does nothing, `torch` one that imports PyTorch, which is most of the "
-            "start, `typer` one that imports the library of the command line and what it prints "
-            "help with, which is most of the help. Each is a process of its own; bytecode is "
+            "start, `typer` one that imports the library of the command line and the one that "
+            "prints its help, which is most of the help. Each is a process of its own; bytecode is "
             "compiled, data are decoded and all files have been read beforehand.",
             "",
             f"CPU, {os.cpu_count()} cores, Python {sys.version.split()[0]}, torch "

@@ -1,7 +1,7 @@
 """Seconds of a small run, alone and beside busy cores, by number of threads.
 
     python benchmarks/threads.py                 # the table
-    python benchmarks/threads.py --check         # exit 1 where the target is missed
+    python benchmarks/threads.py --check         # exit 1 if the target is missed
     python benchmarks/threads.py --markdown docs/results/threads.md
 
 Every number of threads has a process of its own, whose OpenMP waits as that of `fedaccord run`.
@@ -30,7 +30,7 @@ RUNS = {  # one that corrects drift, one that relaxes the start
     "scaffold": "algo=scaffold relaxed-init.beta=0.05",
     "fedinit": "algo=fedinit num-server-rounds=10",
 }
-SPIN = "300000"  # turns before a thread of GNU OpenMP sleeps, where nothing else is said
+SPIN = "300000"  # turns before a thread of GNU OpenMP sleeps, its default
 THREADS = {  # run config and environment
     "default": ("threads=0", {}),
     "1": ("threads=1", {}),
@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", nargs="+", choices=THREADS, default=["default", "1", "2"])
-    parser.add_argument("--check", action="store_true", help="exit 1 where the target is missed")
+    parser.add_argument("--check", action="store_true", help="exit 1 if the target is missed")
     parser.add_argument("--markdown", type=Path, help="write setting and table to this file")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -183,14 +183,14 @@ def table(measured: dict[Case, list[Seconds]]) -> str:
 def page(measured: dict[Case, list[Seconds]], load: float, options: argparse.Namespace) -> str:
     """The table with what was measured, for docs/results. load: of the machine beforehand."""
     cores = os.cpu_count()
-    spinning = "; `2 spinning` is `threads=2` as GNU OpenMP waits where nothing else is said"
+    spinning = "; `2 spinning` is `threads=2` with GNU OpenMP's default waiting"
     lines = [
         "# Threads under other load",
         "",
         f"Seconds of a run, {options.repetitions} repetitions; {cores} cores, torch "
         f"{version('torch')}, Python {platform.python_version()}. Busy cores are processes that "
         "compute and never wait; ratios are taken within a repetition. Other load on the machine "
-        "slowed every run, also those beside no busy core: the load average was "
+        "slowed every run, also those without a busy core: the load average was "
         f"{load:.1f} in the five minutes before. CPU seconds depend on it less.",
         "",
         *(f"- {name}: `fedaccord run {words}`" for name, words in RUNS.items()),
@@ -200,7 +200,7 @@ def page(measured: dict[Case, list[Seconds]], load: float, options: argparse.Nam
         "",
         table(measured),
         "",
-        f"Target (median): the default beside one busy core at most {TARGET} x beside none: "
+        f"Target (median): the default with one busy core at most {TARGET} x without: "
         f"{'; '.join(missed_targets(measured)) or 'met'}.",
         "",
         "Made by `python benchmarks/threads.py --markdown docs/results/threads.md` with "

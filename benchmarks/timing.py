@@ -47,9 +47,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--clock",
         choices=CLOCKS,
         default="wall",
-        help="wall: as you wait; cpu: seconds of computing, for one thread on a busy machine",
+        help="wall: elapsed time; cpu: CPU seconds, for one thread on a busy machine",
     )
-    parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     parser.add_argument("--out", type=Path, help="write the results to this JSON file")
     parser.add_argument("--markdown", type=Path, help="write setting and table to this file")
 
@@ -57,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def prepare(options: argparse.Namespace) -> None:
     """Set threads and logging; exits on options that do not fit together."""
     if options.device != "cpu" and options.clock == "cpu":
-        sys.exit(f"--clock cpu does not see the work of {options.device}: take --clock wall")
+        sys.exit(f"--clock cpu does not see the work of {options.device}: use --clock wall")
     if options.repetitions < 1:
         sys.exit(f"--repetitions: expected at least 1, got {options.repetitions}")
     torch.set_num_threads(options.threads)

@@ -38,7 +38,7 @@ FELL = 2.0  # percentage points
 VALIDATION = f"validation-accuracy-mean-of-last-{WINDOW}"  # of a summary
 BEGINNING = (
     " These runs are the beginning of a training: the papers' end at 70 to 85%, after 500 or more "
-    "rounds of five times as many steps, and the order there may be another."
+    "rounds of five times as many steps, and the order there may differ."
 )
 WORDS = {"yes": "above", "no": "below", "open": "open", "equal": "equal"}
 OF_EARLIER_MUON = ("tuned-all", "full-length-200")  # pages whose FedMuon has not run again since
@@ -209,11 +209,11 @@ def text(
         "",
         f"Every method was tuned alike: {options.trials} configurations of the local rate, "
         f"{rates(plan, winners)}, and of its own keys, drawn as a Latin hypercube from "
-        f"`benchmarks/{recipe.file}.toml`: each rate meets one value of these keys, and a better "
-        f"pair or a value may be missing. They were ranked by the mean of the last {WINDOW} "
+        f"`benchmarks/{recipe.file}.toml`: each rate is paired with one value of these keys, so "
+        f"a better pair or value may be missing. They were ranked by the mean of the last {WINDOW} "
         f"accuracies up to round {first}{whole}, on {options.validation:.0%} of the training "
         f"samples, held out, with seed {', '.join(map(str, plan.seeds))}; a configuration that "
-        f"starts fast has an advantage there. {best} went on to round {run['num-server-rounds']}"
+        f"starts fast has an advantage there. {best} continued to round {run['num-server-rounds']}"
         f"{', where the better was chosen' if many else ''}; the test images were not seen. It "
         "was then trained on all training samples with the seeds "
         f"{', '.join(map(str, plan.test_seeds))} and evaluated on the test images. "
@@ -225,13 +225,13 @@ def text(
         "deviation over the seeds. Points over FedAvg are differences between runs of the same "
         "seed, which have the same partition, first model, cohorts and batches: above or below "
         "if they are so with 95% confidence by Student's t, without a correction for multiple "
-        "tests, else open. Deviation and confidence are of the seeds with this configuration, not "
-        f"of its choice. The model that a method returns is evaluated: {accuracy.RETURNED}. "
-        f"`validation` is the winner's accuracy on the held-out samples at the end. Rounds, batch "
-        f"gradients and bytes (both ways) count up to the first evaluation at {target:.0%} or "
-        f"above{', the whole percent below FedAvg' if base else ''}, mean ± standard deviation "
-        f"over the seeds that reached it, at a resolution of {run['eval-every']} rounds; a run "
-        "may end below it; "
+        "tests, else open. Deviation and confidence are over the seeds of this configuration; they "
+        "do not include its choice. The model that a method returns is evaluated: "
+        f"{accuracy.RETURNED}. `validation` is the winner's accuracy on the held-out samples at "
+        "the end. Rounds, batch gradients and bytes (both ways) count up to the first evaluation "
+        f"at {target:.0%} or above{', the whole percent below FedAvg' if base else ''}, mean ± "
+        "standard deviation over the seeds that reached it, at a resolution of "
+        f"{run['eval-every']} rounds; a run may end below it; "
         "`gradients` are those of the whole run.",
         "",
         *at_edge(plan, winners),
@@ -339,9 +339,9 @@ def beside(runs: Sequence[reader.StoredRun], winners: Sequence[Tested]) -> list[
     if not lines:
         return []
     return [
-        "Of equal configurations one continues, by a rule that knows nothing of them. Another one, "
-        "which had been as good as one that went on, ended better on the held-out samples than the "
-        f"winner when it was trained beside the search: {'; '.join(lines)}. It was not tested.",
+        "Of tied configurations one continues, by a rule that does not depend on them. Another "
+        "one, tied with one that continued, ended better on the held-out samples than the winner "
+        f"when it was trained outside the search: {'; '.join(lines)}. It was not tested.",
         "",
     ]
 
@@ -357,7 +357,7 @@ def fallen(winners: Sequence[Tested]) -> list[str]:
         return []
     return [
         f"The tuning run of a winner ends more than {FELL:g} points below its best {WINDOW} "
-        "evaluations in a row; another length may choose other values: "
+        "consecutive evaluations; another length may choose other values: "
         f"{', '.join(lines)}.",
         "",
     ]
@@ -386,8 +386,8 @@ def at_edge(plan: Plan, winners: Sequence[Tested]) -> list[str]:
     if not lines:
         return []
     return [
-        "A better value may be outside of those that were tried, as the tuned one is the smallest "
-        f"or largest of them, for {'; '.join(lines)}.",
+        "The tuned value is the smallest or largest that was tried, so a better one may be "
+        f"outside, for {'; '.join(lines)}.",
         "",
     ]
 

@@ -1,7 +1,7 @@
 """The weights of every method, bit for bit: record them before a change, compare them after it.
 
     python tools/weights.py record FILE      # ten rounds of every method, plain and with plug-ins
-    python tools/weights.py compare FILE     # the same again; exit 1 where a bit moved
+    python tools/weights.py compare FILE     # the same again; exit 1 if a bit changed
 
 Digits, a network of two layers, six clients of unequal size under partial participation (all of
 them if the method needs that, and without a server), float32 and float64, one thread. FILE is valid

@@ -1,4 +1,4 @@
-"""A score predicted from ten measurements, at five sites with patients of their own age.
+"""A score predicted from ten measurements, at five sites with patients of different ages.
 
 The data are the 442 patients of scikit-learn's diabetes table; each method's mean absolute error on
 every fifth patient is printed, in points of the score, which has a standard deviation of 77.

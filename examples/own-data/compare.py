@@ -41,7 +41,7 @@ def loss(predictions: Tensor, targets: Tensor) -> Tensor:
 
 
 def compare(methods: list[str], rounds: int) -> pd.DataFrame:
-    """Test loss by round, a column a method."""
+    """Test loss by round, one column per method."""
     clients, test = samples()
     losses = {
         method: simulate(

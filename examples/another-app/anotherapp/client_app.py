@@ -1,4 +1,4 @@
-"""The app's clients: train() is FedAccord's in one call, evaluate() is as with Flower's FedAvg."""
+"""The app's clients: train() calls FedAccord, evaluate() is that of an app with Flower's FedAvg."""
 
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp

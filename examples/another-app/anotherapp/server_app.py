@@ -38,6 +38,6 @@ def main(grid: Grid, context: Context) -> None:
         num_rounds=int(config["num-server-rounds"]),
         evaluate_fn=global_evaluate,
     )
-    model.load_state_dict(result.arrays.to_torch_state_dict())  # under the names of its own
+    model.load_state_dict(result.arrays.to_torch_state_dict())  # its own names
     _, accuracy = test(model, load_test_data())
     log.info("accuracy of the trained model: %.4f", accuracy)

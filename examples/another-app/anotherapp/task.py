@@ -1,4 +1,4 @@
-"""The app's own model, data and test: nothing here knows of FedAccord."""
+"""The app's own model, data and test: nothing here uses FedAccord."""
 
 import torch
 from sklearn.datasets import load_digits
