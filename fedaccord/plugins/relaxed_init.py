@@ -25,7 +25,7 @@ over all clients is multiplied by 1 + beta - p (1 + beta) on average. It grows u
     beta < p / (1 - p)                                0.020 at 2%, 0.053 at 5%, 0.11 at 10%
 
 In the paper, with 10%, 0.1 is best and 0.15 diverges. Here as well, while with 5% of 200 on
-CIFAR-10 0.05 is best (39.7%; FedAvg 32.1%) and FedInit's default, 0.1, collapses (10.8%), and with
+CIFAR-10 0.05 is best (39.6%; FedAvg 32.0%) and FedInit's default, 0.1, collapses (11.5%), and with
 20% 0.2 is best and 0.3 collapses (docs/results/claims.md). The paper's theorem needs beta below
 0.102, at any share. A server rate s makes the bound p / (s - p), a server momentum multiplies s.
 
