@@ -1,5 +1,6 @@
 """`fedaccord deploy`: the folders of a deployment, and the commands of its start scripts."""
 
+import errno
 import os
 import shutil
 import stat
@@ -193,6 +194,21 @@ def test_a_renewed_certificate_is_trusted_like_the_old_one(tmp_path: Path) -> No
     certificates.check_server(*server_files(path), "198.51.100.7")
     shutil.rmtree(path / "authority")
     assert "ca.crt" in refusal(tmp_path, invoke("deploy", "renew", path))
+
+
+def test_a_full_disk_leaves_the_server_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x"
+    invoke("deploy", "init", path, "--supernodes", 1, "--host", "192.0.2.10")
+    before = {name: (path / "server" / name).read_bytes() for name in ("server.key", "server.crt")}
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(folders.os, "fsync", full)
+    assert invoke("deploy", "renew", path).exit_code == 2
+    assert {name: (path / "server" / name).read_bytes() for name in before} == before
 
 
 @pytest.mark.parametrize("machine", ["server", "device-0"])

@@ -153,13 +153,16 @@ def read_facts(folder: Path) -> Facts:
 
 
 def write(path: Path, content: bytes | str, *, private: bool = False, mode: int = 0o644) -> None:
-    """Write a file and its folder; a private one is never readable by others."""
+    """Write a file atomically, and its folder; a private one is never readable by others."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
     data = content if isinstance(content, bytes) else content.encode()
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with os.fdopen(os.open(path, flags, 0o600 if private else mode), "wb") as file:
+    flags, beside = os.O_WRONLY | os.O_CREAT | os.O_EXCL, path.with_name(f".{path.name}.new")
+    beside.unlink(missing_ok=True)
+    with os.fdopen(os.open(beside, flags, 0o600 if private else mode), "wb") as file:
         file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
 
 
 def _fill(path: Path, template: str, **values: object) -> None:
