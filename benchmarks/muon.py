@@ -10,10 +10,8 @@ iteration is measured in a process that may use only the instructions of AVX2.
 import argparse
 import json
 import os
-import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,7 +19,7 @@ from unittest import mock
 
 import optimizers
 import torch
-from timing import spread
+from timing import spread, turns
 from torch import Tensor
 from torch.optim._muon import _zeropower_via_newtonschulz
 
@@ -97,20 +95,6 @@ def of_round(repetitions: int) -> dict[str, list[float]]:
 
     bare = optimizers.bare("muon", batches, options)
     return turns({"Gram": ours, "whole": with_whole, "torch": bare}, repetitions)
-
-
-def turns(contestants: dict[str, Callable[[], None]], repetitions: int) -> dict[str, list[float]]:
-    """CPU seconds of each repetition, by contestant, in random order."""
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    order, shuffle = [*contestants], random.Random(0).shuffle
-    for repetition in range(-1, repetitions):  # the first one allocates, warms up
-        shuffle(order)
-        for name in order:
-            began = time.process_time()
-            contestants[name]()
-            if repetition >= 0:
-                seconds[name].append(time.process_time() - began)
-    return seconds
 
 
 def error(x: Tensor) -> float:

@@ -11,16 +11,14 @@ mlp, whose hidden layers are matrices: torch.optim.Muon takes no others.
 """
 
 import argparse
-import random
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from timing import spread
+from timing import spread, turns
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -132,17 +130,7 @@ def measure(batches: Batches, options: argparse.Namespace) -> dict[str, list[flo
     """Seconds of every repetition, by contestant: an optimiser, or one with "bare" before it."""
     rounds = {f"bare {name}": bare(name, batches, options) for name in BARE}
     rounds |= {name: ours(name, batches, options) for name in BARE}
-    seconds: dict[str, list[float]] = {name: [] for name in rounds}
-    for one_round in rounds.values():
-        one_round()  # allocates, warms up
-    order, shuffle = [*rounds], random.Random(0).shuffle
-    for _ in range(options.repetitions):
-        shuffle(order)
-        for name in order:
-            began = time.process_time()
-            rounds[name]()
-            seconds[name].append(time.process_time() - began)
-    return seconds
+    return turns(rounds, options.repetitions)
 
 
 def ratios(seconds: dict[str, list[float]], name: str) -> list[float]:

@@ -4,6 +4,7 @@ import argparse
 import logging
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -95,6 +96,21 @@ def seconds_of(one_round: OneRound, cohort: list[int], options: argparse.Namespa
     one_round(cohort)
     synchronise(options.device)
     return clock() - began
+
+
+def turns(contestants: dict[str, Callable[[], None]], repetitions: int) -> dict[str, list[float]]:
+    """CPU seconds of each repetition, by contestant; they take turns in random order."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for contestant in contestants.values():
+        contestant()  # allocates, warms up
+    order, shuffle = [*contestants], random.Random(0).shuffle
+    for _ in range(repetitions):
+        shuffle(order)
+        for name in order:
+            began = time.process_time()
+            contestants[name]()
+            seconds[name].append(time.process_time() - began)
+    return seconds
 
 
 def synchronise(device: str) -> None:
