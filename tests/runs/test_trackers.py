@@ -133,10 +133,12 @@ def test_a_tracker_that_fails_is_a_warning_and_the_run_goes_on(
 
 
 def test_what_cannot_begin_is_a_warning_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: Any) -> Tracker:
         raise RuntimeError("no such experiment")
 
     monkeypatch.setattr(trackers, "_tensorboard", refuse)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     assert (run(tmp_path, tracker="tensorboard") / "model.safetensors").exists()
+    assert "tensorboard: no such experiment; it is left out" in caplog.messages
