@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedaccord import simulate
 from fedaccord.core import Model, PlugIn
+from fedaccord.engine import History
 from fedaccord.plugins import Compress
 from fedaccord.strategies import FedAvg
 
@@ -60,13 +61,18 @@ class Ternary(PlugIn):
         return decoded._replace(up=kind(down.w + decoded.up.update))
 
 
-def train(plugin: PlugIn) -> None:
-    strategy = FedAvg(plugins=(plugin,), fraction_train=1 / 3)
-    simulate(strategy, clients=CLIENTS, model=nn.Linear(3, 1), rounds=3)
+def train(*plugins: PlugIn) -> History:
+    strategy = FedAvg(plugins=plugins, fraction_train=1 / 3)
+    torch.manual_seed(0)
+    return simulate(strategy, clients=CLIENTS, model=nn.Linear(3, 1), rounds=3)
 
 
 def test_a_plugin_with_a_type_and_a_memory_of_its_own() -> None:
-    train(Ternary())
+    """What it encodes is read again: the path is FedAvg's."""
+    history, bare = train(Ternary()), train()
+    for name, value in bare.model.items():
+        torch.testing.assert_close(history.model[name], value)
+    assert {type(state) for state in history.clients if state is not None} == {Memory}
 
 
 @pytest.mark.parametrize("plugins", [(Ternary(), Compress()), (Compress(method="topk"), Ternary())])
