@@ -268,7 +268,9 @@ def test_a_parameter_whose_data_are_replaced_is_refused(local: str) -> None:
         ValueError, match=r"^model: expected weight to keep .* data.copy_\(\.\.\.\)$"
     ):
         simulate("fedavg", model=Bounded("replaced"), **settings)
-    history = simulate("fedavg", model=Bounded("in place"), weight_decay=0.0, **settings)
+    bounded = Bounded("in place")
+    bounded.weight.data.mul_(20)
+    history = simulate("fedavg", model=bounded, weight_decay=0.0, **settings)
     assert local or float(history.model["weight"].norm(dim=1).max()) < 2
     assert history.metrics["drift"].iloc[-1] > 0
 
