@@ -69,6 +69,8 @@ def test_the_largest_eigenvalue_is_not_that_of_largest_magnitude(
     result = curvature.top_eigenvalue(lambda v: h @ v, seeded(), h[0], tol=1e-9, steps=1000)
     assert result.value == pytest.approx(value, abs=1e-9)
     assert value or result.steps == 1  # no curvature: it ends
+    error = float((h @ result.vector - result.value * result.vector).norm())
+    assert error == pytest.approx(result.residual * abs(result.value), rel=1e-3)
 
 
 def test_the_trace_over_orthogonal_signs_is_that_of_the_dense_hessian(surface: Surface) -> None:
