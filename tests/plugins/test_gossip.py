@@ -100,6 +100,16 @@ def run(algo: str, rounds: int = 3, **keys: Any) -> History:
     return federation.run(algo, LEAST_SQUARES, W0, problem.everyone(M, rounds), **keys)
 
 
+@pytest.mark.parametrize(("absent", "parts"), [([3], 1), ([3, 4], 1), ([1, 3, 6], 3)])
+def test_absent_nodes_may_cut_the_graph_into_parts(
+    absent: list[int], parts: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    schedule = [range(M), [i for i in range(M) if i not in absent]]
+    with caplog.at_level(logging.WARNING, "flwr"):
+        federation.run("dfedavg", LEAST_SQUARES, W0, schedule, local_steps=2)
+    assert f"the others mix over the remaining graph, in {parts} part(s)" in caplog.text
+
+
 def test_metrics_of_a_round() -> None:
     history = run("dfedavg", **{"gossip.topology": "ring", "gossip.steps": 2})
     d, last = LEAST_SQUARES.dim, history.metrics.iloc[-1]
