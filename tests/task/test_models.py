@@ -4,7 +4,9 @@ from importlib.metadata import EntryPoint
 
 import pytest
 import torch
+import torchvision
 from torch import nn
+from torch.nn import functional as F
 
 from fedaccord.config import RunConfig
 from fedaccord.core import named
@@ -48,6 +50,42 @@ def vector(model):
 )
 def test_number_of_parameters_on_cifar10(name, expected):
     assert num_parameters(on_cifar(name)) == expected
+
+
+# convolutions of each block before its pool, and their padding, as published
+BLOCKS = {
+    **{"linear": ([], 0), "mlp": ([], 0), "lenet": ([1, 1], 0), "lenet5": ([1, 1], 0)},
+    **{"cnn": ([2], 0), "vgg11": ([1, 1, 2, 2, 2], 1)},
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_plain_network_is_its_description(name):
+    """Each convolution has a ReLU, each block ends in a max-pool; then dense layers with ReLUs."""
+    x = torch.randn(2, *CIFAR, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model = deepcopy(on_cifar(name)).double().eval()
+    parameters, (blocks, padding), z = iter(model.parameters()), BLOCKS[name], x
+    for convolutions in blocks:
+        for _ in range(convolutions):
+            z = F.relu(F.conv2d(z, next(parameters), next(parameters), padding=padding))
+        z = F.max_pool2d(z, 2)
+    z, (*hidden, weight, bias) = z.flatten(1), parameters
+    for pair in zip(hidden[::2], hidden[1::2], strict=True):
+        z = F.relu(F.linear(z, *pair))
+    torch.testing.assert_close(model(x), F.linear(z, weight, bias), rtol=1e-10, atol=1e-10)
+
+
+def test_resnet18_is_torchvisions_with_norms_of_two_groups():
+    ours = deepcopy(on_cifar("resnet18"))
+    theirs = torchvision.models.resnet18(num_classes=10, norm_layer=lambda n: nn.GroupNorm(2, n))
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, *CIFAR, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.testing.assert_close(ours.double()(x), theirs.double()(x), rtol=1e-10, atol=1e-10)
+
+
+def test_convolutions_begin_with_hes_variance_of_their_outputs():
+    for conv, fan_out in ((on_cifar("vgg11")[0], 64 * 3**2), (on_cifar("resnet18").conv1, 64 * 49)):
+        assert float(conv.weight.std()) == pytest.approx((2 / fan_out) ** 0.5, rel=0.1)
 
 
 def test_cifar_stem_differs_in_the_first_kernel_only():

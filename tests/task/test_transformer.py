@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 import fedaccord
 from fedaccord.task import TaskConfig, load_task
@@ -44,6 +45,29 @@ def test_the_order_of_tokens_counts_and_an_empty_text_has_scores() -> None:
     assert not torch.allclose(scores[0], scores[1], rtol=1e-3)
     scores.sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_its_layers_are_pytorchs() -> None:
+    """Of four heads, norms first, GELU; then the mean over the tokens of the normed outputs."""
+    torch.manual_seed(0)
+    model = build("transformer", (6,), 3, vocabulary=9).double()
+    assert isinstance(model, Transformer)
+    tokens = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 0, 0, 0, 0]])
+    x = model.embedding(tokens) + model.position_embedding.weight
+    for own in model.layers:
+        settings = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+        layer = nn.TransformerEncoderLayer(64, 4, 128, **settings).double()  # type: ignore[arg-type]
+        theirs = layer.state_dict()
+        names = {
+            **{"norm_attention": "norm1", "norm_dense": "norm2", "merge": "self_attn.out_proj"},
+            **{"query_key_value": "self_attn.in_proj", "dense.0": "linear1", "dense.2": "linear2"},
+        }
+        for key, value in own.state_dict().items():
+            part, _, kind = key.rpartition(".")
+            theirs[f"{names[part]}{'_' if part[0] == 'q' else '.'}{kind}"].copy_(value)
+        x = layer(x, src_key_padding_mask=tokens == 0)
+    means = torch.stack([rows[:n].mean(0) for rows, n in zip(model.norm(x), (6, 2), strict=True)])
+    torch.testing.assert_close(model(tokens), model.head(means), rtol=1e-10, atol=1e-10)
 
 
 def test_its_parameters_are_counted() -> None:
