@@ -348,10 +348,25 @@ def test_held_out_samples_depend_on_the_seed_and_are_named_after_what_they_are()
 def test_clients_of_one_class_mixture_have_test_samples_of_their_own() -> None:
     x, y = torch.arange(60.0)[:, None], torch.arange(60) % 2
     clients = Clients([x[:10], x[10:20]], [y[:10], y[10:20]])
-    own = Task(lambda: nn.Linear(1, 2), clients, test=(x[20:], y[20:]))
-    first, second = (own.client_test(i)[0].flatten().tolist() for i in range(2))
+    test = x[20:], y[20:]
+    first, second = shares_of(clients, test, seed=0)
     assert len(first) == len(second) == 20
     assert first != second
+
+
+def shares_of(clients: Clients, test: Any, seed: int) -> list[list[float]]:
+    own = Task(lambda: nn.Linear(1, 2), clients, test=test, seed=seed)
+    return [own.client_test(i)[0].flatten().tolist() for i in range(len(clients))]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_shares_of_the_test_samples_depend_on_the_seed(dtype: torch.dtype) -> None:
+    """Those by class and those of numbers."""
+    x, y = torch.arange(60.0)[:, None], (torch.arange(60) % 2).to(dtype)
+    clients, test = Clients([x[:10], x[10:20]], [y[:10], y[10:20]]), (x[20:], y[20:])
+    shares = [shares_of(clients, test, seed) for seed in (0, 0, 1)]
+    assert shares[0] == shares[1]
+    assert shares[0] != shares[2]
 
 
 def test_the_share_of_a_client_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
