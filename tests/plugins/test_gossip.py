@@ -100,6 +100,13 @@ def run(algo: str, rounds: int = 3, **keys: Any) -> History:
     return federation.run(algo, LEAST_SQUARES, W0, problem.everyone(M, rounds), **keys)
 
 
+def test_the_gap_of_random_graphs_is_that_of_each_round() -> None:
+    history = run("dfedavg", **{"gossip.topology": "random", "gossip.peers": 2})
+    gaps = [spectral_gap(matrix("random", M, t, peers=2)) for t in range(3)]
+    assert history.metrics["spectral-gap"].tolist()[1:] == pytest.approx(gaps)
+    assert len({*gaps}) == 3
+
+
 @pytest.mark.parametrize(("absent", "parts"), [([3], 1), ([3, 4], 1), ([1, 3, 6], 3)])
 def test_absent_nodes_may_cut_the_graph_into_parts(
     absent: list[int], parts: int, caplog: pytest.LogCaptureFixture
