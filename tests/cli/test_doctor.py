@@ -244,9 +244,9 @@ def test_the_noise_of_a_private_run_is_computed() -> None:
 
 
 def test_the_graph_of_a_run_without_a_server_is_described() -> None:
-    code, lines = doctor("algo=dfedavg", "model=linear", "num-clients=8")
+    code, lines = doctor("algo=dfedavg", "model=linear", "num-clients=8", "gossip.steps=3")
     assert code == 0
     # of Metropolis weights 1/3: 2/3 (1 - cos(2 pi / 8))
-    assert lines["graph"] == "ok ring of 8 nodes, 1 step(s) a round, spectral gap 0.1953"
+    assert lines["graph"] == "ok ring of 8 nodes, 3 step(s) a round, spectral gap 0.1953"
     assert lines["server state"] == "ok 8 vectors, 20.8 kB"  # the relay keeps every node's model
     assert lines["messages"].startswith("ok at most 8 x 2 vectors")
