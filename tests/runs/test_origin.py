@@ -111,7 +111,7 @@ def test_a_process_is_alive_until_it_ends() -> None:
     assert origin.is_alive(me)
     assert not origin.is_alive(me | {"started": me["started"] - 100})  # who had the number before
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    assert origin.is_alive(me | {"pid": child.pid, "started": me["started"]}) is False
+    assert not origin.is_alive(me | {"pid": child.pid, "started": me["started"] - 100})
     start = psutil.Process(child.pid).create_time()
     process = me | {"pid": child.pid, "started": start}
     assert origin.is_alive(process)
