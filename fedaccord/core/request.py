@@ -181,4 +181,4 @@ class TrainReply(NamedTuple):
 class StateLost(NamedTuple):
     """The reply of a client that lost the state which the server expects."""
 
-    accepted: int  # the round whose state is lost
+    accepted: int  # of the request: the round whose state is lost, as of `RoundState.accepted`

@@ -249,7 +249,7 @@ class RoundState(NamedTuple):
     # (C,) int64: the round t whose reply was last accepted; -1: none yet; -2 - t: after a reset,
     # when of the client's state only its own parameters and buffers still count
     accepted: Tensor
-    failed: int = 0  # failed rounds in a row, without those of an empty cohort
+    failed: int = 0  # failed rounds in a row, of a cohort that lost no state
     moments: Any = Stateless()  # the mean of the optimisers' vectors, of optimizer-state=average
     buffers: Vector | None = None  # (d_b,), the clients' mean, which no method reads; None: none
     clock: float = 0.0  # simulated seconds since the start, with a device profile
@@ -380,7 +380,7 @@ def forget(
     and cannot be subtracted. All memories are then reset at the current model; the other clients
     keep their own parameters and buffers, which enter no sum.
     """
-    accepted, is_anew = s.accepted, begins_anew(method, half)
+    accepted, is_anew = s.accepted, begins_anew(method, half, s, clients)
     if is_anew and half.keeps_local:
         accepted = accepted.where(accepted < 0, -2 - accepted)
     elif is_anew:
@@ -395,6 +395,6 @@ def forget(
     return s._replace(w=w, w_init=centre, server=server, accepted=accepted, visits=())
 
 
-def begins_anew(method: ServerHalf, half: ClientHalf) -> bool:
-    """Whether all memories are reset if one client loses its own."""
-    return method.tied and not half.rule.is_stateless
+def begins_anew(method: ServerHalf, half: ClientHalf, s: RoundState, lost: Sequence[int]) -> bool:
+    """Whether all memories are reset if these clients lose theirs: if one is part of the sum."""
+    return method.tied and not half.rule.is_stateless and bool((s.accepted[[*lost]] >= 0).any())

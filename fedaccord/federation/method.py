@@ -347,7 +347,7 @@ class Method(Settings, ABC):
         `sampling.draw`; None: from the settings."""
         if self.topology.is_decentralised:
             return available
-        if size is None and self.over_selection:
+        if size is None and self.over_selection and self.device_profile != NONE:
             size = math.ceil(self.cohort_size(num_clients) * (1 + self.over_selection) - 1e-9)
         return sampling.draw(
             available,

@@ -7,6 +7,7 @@ from fedaccord.core.request import StateLost, TrainRequest
 from fedaccord.core.vectors import Vector
 from fedaccord.federation.errors import clean
 from fedaccord.federation.replies import Accepted, Outcome
+from fedaccord.storage.store import round_of
 
 OK = "ok"  # status of an accepted reply, and of a client's evaluation
 EVALUATED = "evaluated"  # status of a client that only evaluated
@@ -26,7 +27,8 @@ def client_rows(
         if isinstance(outcome, Accepted):
             row |= {"status": OK} | outcome.metrics
         elif isinstance(outcome, StateLost):
-            row |= {"status": f"lost its state of round {outcome.accepted + 1}", "repair": repair}
+            lost = round_of(outcome.accepted) + 1
+            row |= {"status": f"lost its state of round {lost}", "repair": repair}
         else:
             row["status"] = clean(outcome)
         rows.append(row)

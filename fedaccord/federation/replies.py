@@ -16,6 +16,7 @@ from fedaccord.federation import bounds
 from fedaccord.federation.fleet import Reading, TrainReplies
 from fedaccord.federation.session import Session
 from fedaccord.storage.mapped import SpillReplies
+from fedaccord.storage.store import round_of
 from fedaccord.wire.records import check_like
 
 MAX_LOSS = 1e15  # above it a model has diverged
@@ -221,9 +222,10 @@ def _check_loss(loss: Any) -> None:
 
 def _check_lost(lost: StateLost, instruction: TrainInstruction) -> StateLost:
     """Raise ValueError unless the client lost the state that the server expects."""
-    if instruction.accepted < 0 or lost.accepted != instruction.accepted:
+    expected = instruction.accepted
+    if expected == -1 or lost.accepted != expected:
         raise ValueError(
-            f"expected a reply, or the loss of the state of round {instruction.accepted + 1}, got "
+            f"expected a reply, or the loss of the state of round {round_of(expected) + 1}, got "
             f"that of {lost.accepted!r:.40}"
         )
     return lost

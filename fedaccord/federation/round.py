@@ -89,9 +89,10 @@ def finish(
         row.pop("train-loss", None)
     repair, lost = "", [i for i, it in outcomes.items() if isinstance(it, StateLost)]
     if lost:
-        after = rounds.forget(method, session.half, after, lost)
-        anew = rounds.begins_anew(method, session.half)
+        anew = rounds.begins_anew(method, session.half, after, lost)
         repair = ANEW if anew else "its next visit is a first one"
+        # a loss is mended, and a client reports it once
+        after = rounds.forget(method, session.half, after, lost)._replace(failed=0)
     rows = metrics.client_rows(number, outcomes, repair)
     for client in rows:
         if client["status"] != metrics.OK:

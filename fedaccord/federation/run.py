@@ -151,7 +151,7 @@ class Run:
         left = Eta(s.t, self.num_rounds)
         for number in range(s.t + 1, self._last + 1):
             round = self.train_round()
-            if not round.state.failed:
+            if not round.failure:
                 result.train_metrics_clientapp[number] = MetricRecord(dict(round.metrics))
             self._report(round, result, left)
             self._check_failures(round)

@@ -72,7 +72,7 @@ def packed_before(memory: Memory | None, instruction: TrainInstruction) -> Any |
     entry = version(memory, instruction.accepted)
     if entry is not None:
         return entry.state
-    if instruction.accepted < 0 or _is_stateless(instruction):  # nothing can be lost
+    if instruction.accepted == -1 or _is_stateless(instruction):  # nothing can be lost
         return None
     raise MissingStateError
 

@@ -1,5 +1,6 @@
 """Runs on simulated devices: the clock is a function of the settings."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +81,8 @@ def test_over_selection_asks_as_many_more(share: float, size: int) -> None:
     """110 is 100 x 1.1, whose product has a last bit."""
     method = FedAvg(over_selection=share, fraction_train=0.5, device_profile="lognormal")
     assert len(method.draw(0, range(200), 200)) == size
+    unclocked = replace(method, device_profile="none")  # no reply is the earliest
+    assert len(unclocked.draw(0, range(200), 200)) == 100
 
 
 def test_over_selection_and_a_deadline() -> None:

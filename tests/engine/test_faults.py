@@ -263,6 +263,42 @@ def test_the_parameters_of_the_other_clients_own_outlive_a_lost_state(
         assert not torch.equal(plain.weights, reset.weights)
 
 
+def test_parameters_of_its_own_that_a_client_loses_after_a_reset_are_lost_alone() -> None:
+    """All memories began anew with client 0; those that follow, of client 1, are in no sum yet."""
+    rows: list[dict[str, Any]] = []
+    crashes = {(2, 0), (3, 1), (4, 1)}  # in the last one it has nothing to lose any more
+    history = simulate(
+        replace(small("scaffold"), local_parameters="own.*"),
+        clients=[(x, torch.cat([y, y], 1)) for x, y in LEAST_SQUARES.clients()],
+        model=Halves(LEAST_SQUARES.dim),
+        loss=half_square,
+        rounds=5,
+        participation=[[0, 1], [2, 3], [0, 2], [1, 3], [1, 3]],
+        faults=lambda t, i: "crash" if (t, i) in crashes else None,
+        on_round=lambda round: rows.extend(round.clients),
+    )
+    lost = [(row["round"], row["client"], row["status"]) for row in rows if row["status"] != "ok"]
+    assert lost == [(3, 0, "lost its state of round 1"), (4, 1, "lost its state of round 1")]
+    repairs = [row["repair"] for row in rows if row.get("repair")]
+    assert repairs[0].endswith("so all are reset at this model")
+    assert repairs[1] == "its next visit is a first one"
+    assert history.state.accepted.tolist() == [-1, 4, -4, 4]
+
+
+def test_a_round_of_lost_states_is_not_one_of_the_failed_rounds_that_end_a_run() -> None:
+    """Nothing is broken, and a client reports a loss once."""
+    history = simulate(
+        replace(small("fedinit"), max_failed_rounds=2),
+        clients=LEAST_SQUARES.clients(),
+        model=linear(W0),
+        loss=half_square,
+        rounds=6,
+        participation=[[0, 1], [2, 3]] * 3,
+        faults=lambda t, _: {2: "late", 3: "crash", 4: "late"}.get(t),
+    )
+    assert history.metrics["counted"].tolist()[1:] == [1, 1, 0, 0, 0, 1]
+
+
 def test_a_first_visit_that_crashed_has_nothing_to_lose() -> None:
     history = run(small("scaffold"), (("crash", None, None, None), (None,) * C))
     assert (history.metrics["dropped"][1:] == 0).all()

@@ -143,6 +143,20 @@ def test_a_client_that_keeps_nothing_loses_nothing(
     damage(folder / "1.safetensors")
     with pytest.raises(MissingStateError) if is_lost else nullcontext():
         assert store.recall(first._replace(round=2, accepted=1)) is None
+    assert store.recall(first._replace(round=2, accepted=-1)) is None
+
+
+@pytest.mark.parametrize("gone", ["1.safetensors", "memory.json"])
+def test_what_still_counts_after_a_reset_is_lost_with_any_file(
+    gone: str, store: DiskStore, folder: Path
+) -> None:
+    first = instruction(1, -1, rule=ScaffoldClient())._replace(client=2)
+    store.remember(first, state_like(first.half, first.shapes))
+    kept = first._replace(round=3, accepted=-2 - 1)
+    assert store.recall(kept) is not None
+    (folder / gone).unlink()
+    with pytest.raises(MissingStateError):
+        store.recall(kept)
 
 
 class Other(NamedTuple):
