@@ -264,27 +264,50 @@ def test_a_client_refuses_what_would_reveal_its_upload() -> None:
         keys[i], memories[i] = client.answer(payload, {})
     shares: dict[int, Any] = {}
     payloads = secure.shares(keys)
-    with pytest.raises(ValueError, match="more than half of 3"):
-        client.answer({**payloads[0], "threshold": 1}, memories[0])
+    for threshold in (1, 4):
+        line = f"more than half of 3 and at most all, got {threshold}"
+        with pytest.raises(ValueError, match=line):
+            client.answer({**payloads[0], "threshold": threshold}, memories[0])
+    for near in ([1, 1], [0, 1]):
+        with pytest.raises(ValueError, match="other clients as neighbours"):
+            client.answer({**payloads[0], "neighbours": near}, memories[0])
     for near in ([], [1]):
         alone = {name: payloads[0][name][: len(near)] for name in ("cipher-keys", "mask-keys")}
         few = {**payloads[0], **alone, "neighbours": near, "threshold": len(near) + 1}
         with pytest.raises(ValueError, match=f"at least 2 neighbours, got {len(near)}"):
             client.answer(few, memories[0])
+    same = {"mask-keys": payloads[0]["cipher-keys"]}
+    with pytest.raises(ValueError, match="two distinct keys from each"):
+        client.answer({**payloads[0], **same}, memories[0])
+    for name in ("cipher-keys", "mask-keys"):  # no point of the curve, and no bytes
+        for other, line in ((bytes(33), "point"), ("x", "a public key, got a str")):
+            keys_of = [other, *payloads[0][name][1:]]
+            with pytest.raises(ValueError, match=line):
+                client.answer({**payloads[0], name: keys_of}, memories[0])
     for i, payload in payloads.items():
         shares[i], memories[i] = client.answer(payload, memories[i])
     forward = secure.masked(shares)
     wrong = {**forward[0], "sealed": forward[0]["sealed"][::-1]}
     with pytest.raises(ValueError, match="shares of at least 1 neighbours, got 0"):
         client.open_shares(wrong, memories[0])
+    own = {**forward[0], "sealed": shares[0]["sealed"]}  # a pair has one key
+    with pytest.raises(ValueError, match="shares of at least 1 neighbours, got 0"):
+        client.open_shares(own, memories[0])
+    for strange in ({"senders": [1, 1]}, {"senders": [1, 7]}, {"word": 8}):
+        with pytest.raises(ValueError, match="shares of neighbours, each once"):
+            client.open_shares({**forward[0], **strange}, memories[0])
     memory = client.open_shares(forward[0], memories[0])
     with pytest.raises(ValueError, match="a message arrived twice"):
         client.open_shares(forward[0], memory)  # a second upload under the same masks
     unmask = secure.unmask({i: secure.senders[i] for i in range(3)})[0]
     with pytest.raises(ValueError, match="either active or lost"):
         client.answer({**unmask, "lost": [1]}, memory)
+    with pytest.raises(ValueError, match="either active or lost"):
+        client.answer({**unmask, "active": [1, 2], "lost": [0]}, memory)
     with pytest.raises(ValueError, match="at least 2 active"):
         client.answer({**unmask, "active": [0], "lost": [1, 2]}, memory)
+    with pytest.raises(ValueError, match="at least 3 active"):
+        client.answer({**unmask, "active": [0, 1], "lost": [2]}, {**memory, "threshold": 3})
     with pytest.raises(ValueError, match="current round"):
         client.answer({**unmask, "nonce": b"0" * 16}, memory)
     _, after = client.answer(unmask, memory)
