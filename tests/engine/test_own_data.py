@@ -266,7 +266,7 @@ def test_it_resumes_from_the_checkpoint_of_a_run_to_the_bit(form: Any, tmp_path:
     whole, rest = simulate(method, **arguments), simulate(method, **arguments, resume=path)
     assert rest.metrics["round"].tolist() == [3, 4]
     assert all(torch.equal(rest.model[name], tensor) for name, tensor in whole.model.items())
-    assert [leaves(state) for state in rest.clients] != [()] * len(SIZES)
+    assert any(next(leaves(state), None) for state in rest.clients)
     for one, other in zip(whole.clients, rest.clients, strict=True):
         pairs = zip(leaves(one), leaves(other), strict=True)
         assert all(torch.equal(a, b) for (_, a), (_, b) in pairs)
