@@ -376,6 +376,27 @@ def test_a_client_whose_shares_are_unreadable_for_others_is_not_summed(receivers
     assert np.array_equal(total, sum(plain.values()))
 
 
+@pytest.mark.parametrize(
+    ("stage", "field", "value"),
+    [
+        *((client.SETUP, name, b"no point") for name in ("cipher-key", "mask-key")),
+        *((client.SETUP, name, 7) for name in ("cipher-key", "mask-key")),
+        (client.SHARE, "receivers", [*range(7)]),
+        (client.SHARE, "sealed", [b"garbage"]),
+        (client.UNMASK, "seeds", [b""] * 8),
+        (client.UNMASK, "keys", 7),
+    ],
+)
+def test_an_answer_that_cannot_be_used_is_none(stage: str, field: str, value: Any) -> None:
+    def spoil(at: str, i: int, answer: dict[str, Any]) -> None:
+        if at == stage and i == 3:
+            answer[field] = value
+
+    plain, total = protocol(8, spoil=spoil)
+    assert {*plain} == {*range(8)} - ({3} if stage != client.UNMASK else set())
+    assert np.array_equal(total, sum(plain.values()))
+
+
 @pytest.mark.parametrize("stage", PLAIN_STAGES)
 def test_an_incomplete_message_is_one_line(stage: str) -> None:
     nonce: dict[str, Any] = {} if stage == client.SETUP else {"nonce": b"n" * client.NONCE}
