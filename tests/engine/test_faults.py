@@ -315,6 +315,6 @@ def test_late_and_second_replies_are_told(caplog: pytest.LogCaptureFixture) -> N
     with pytest.MonkeyPatch.context() as patch:
         module = sys.modules["fedaccord.engine.simulate"]
         patch.setattr(module, "quiet", lambda: caplog.at_level(logging.INFO))
-        run(small("fedavg"), (("late", "duplicate", None, None), (None,) * C))
-    assert "ignored the late reply of client 0 to round 1" in caplog.text
+        run(small("fedavg"), (("late", "duplicate", None, None), (None,) * C, (None,) * C))
+    assert caplog.text.count("ignored the late reply of client 0 to round 1") == 1
     assert "ignored a second reply of client 1" in caplog.text

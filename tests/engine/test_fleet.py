@@ -117,6 +117,7 @@ def test_requests_are_executed_in_their_order_when_their_replies_are_received() 
     assert [*received] == trained == [1, 3, 0]
     assert received[3] == LATE
     assert fleet.receive([2], 2) == {2: StateLost(1)}
+    assert trained == [1, 3, 0, 2]  # a visit without a state counts in the progress, too
     fleet.send(requests, 9.0)
     assert [*fleet.receive([1], 9)] == [1]
     assert fleet.receive(range(4), 9) == {}
