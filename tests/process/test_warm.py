@@ -17,7 +17,7 @@ from fedaccord.process import warm as process_warm
 # the command executes its first word; the one that PATH has says so
 DRIVER = """
 import os, sys, threading
-import forgotten, shared
+import forgotten, numpy.random, shared
 from fedaccord.process import warm
 
 def fake():
@@ -114,6 +114,19 @@ def test_a_child_has_the_imports_but_those_of_one_package(
     code: str, expected: str, warm: Warm
 ) -> None:
     assert warm.call(code) == (0, f"{expected}\n", "")
+
+
+def test_children_draw_numbers_of_their_own(warm: Warm) -> None:
+    """As new processes, though they have NumPy's generator from the warm one."""
+    code = "import sys; print(sys.modules['numpy'].random.rand())"
+    (ended, one, _), (_, other, _) = warm.call(code), warm.call(code)
+    assert ended == 0
+    assert float(one) != float(other)
+
+
+def test_a_child_is_in_another_session(warm: Warm) -> None:
+    """Ctrl-C signals the terminal's processes: the caller, which passes it on, not the child."""
+    assert int(warm.call("import os; print(os.getsid(0))")[1]) != os.getsid(0)
 
 
 @pytest.mark.parametrize("code", ["raise ValueError('no')", "import sys; sys.exit('no')"])
