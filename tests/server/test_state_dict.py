@@ -1,5 +1,6 @@
 """A whole state_dict as initial_arrays, as Flower's apps send it: parameters, buffers, the rest."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,8 +12,16 @@ from torch import Tensor, nn
 from fedaccord import simulate, train_locally
 from fedaccord.engine import quiet
 from fedaccord.federation.errors import FederationError
+from fedaccord.federation.message_fleet import MessageFleet
+from fedaccord.federation.round import Round
+from fedaccord.federation.run import Run
 from fedaccord.strategies import FedAvg, Scaffold
+from fedaccord.wire.instruction import is_handshake
+from fedaccord.wire.records import BUFFERS
+from fedaccord.wire.tensor_array import to_record, to_tensor
 from tests.grid import InProcessGrid
+from tests.server.runs import Spoil
+from tests.server.test_replies import with_records
 
 C = 3
 SETTINGS: dict[str, Any] = {"fraction_train": 1.0, "local_steps": 3, "lr": 0.05, "batch_size": 0}
@@ -98,6 +107,55 @@ def test_the_mean_of_counters_is_rounded() -> None:
     for rounds, counted in ((1, 2), (2, 4)):
         result = start(strategy, rounds, client_app=app(batches=(1, 2, 2)))
         assert int(result.arrays.to_torch_state_dict()["1.num_batches_tracked"]) == counted
+
+
+def buffers_of(reply: Message) -> Tensor:
+    return to_tensor(reply.content.array_records[BUFFERS]["buffers"]).clone()
+
+
+def sent(change: Callable[[Tensor], Tensor]) -> Spoil:
+    return lambda message, reply: with_records(
+        **{BUFFERS: to_record({"buffers": change(buffers_of(reply))})}
+    )(message, reply)
+
+
+@pytest.mark.parametrize(
+    ("policy", "spoil", "line"),
+    [
+        ("mean", with_records(buffers=None), "expected buffers beside the model, got none: set"),
+        ("mean", sent(lambda v: v[:1]), "expected 'buffers' of shape (11,) and torch.float32, got"),
+        ("mean", sent(lambda v: v.double()), "expected 'buffers' of shape (11,) and torch.float32"),
+        ("mean", sent(lambda v: v / 0), "expected finite numbers, got NaN or Inf in 'buffers'"),
+        (
+            "freeze",
+            with_records(buffers=to_record({"buffers": torch.zeros(11)})),
+            "expected no buffers beside the model, got some: set the same buffers on",
+        ),
+    ],
+)
+def test_buffers_that_cannot_be_averaged_are_those_of_an_absent_client(
+    policy: str, spoil: Spoil, line: str
+) -> None:
+    one, spoilt = app(), ClientApp()
+
+    @spoilt.train()
+    def train(message: Message, context: Context) -> Message:
+        reply = one(message, context)
+        is_bad = context.node_config["partition-id"] == 2 and not is_handshake(message)
+        return spoil(message, reply) if is_bad else reply
+
+    reports: list[Round] = []
+    method, initial = FedAvg(buffers=policy, **SETTINGS), ArrayRecord(net().state_dict())
+    for client_app, cohorts in ((spoilt, None), (app(), [[0, 1]])):
+        with InProcessGrid(client_app, C) as grid, quiet():
+            of = {"on_round": reports.append, "cohorts": cohorts}
+            Run(method, MessageFleet(grid), initial, 1, **of).play()
+    _, round, _, expected = reports
+    assert [row["status"] for row in round.clients[:2]] == ["ok", "ok"]
+    assert round.clients[2]["status"].startswith(line)
+    assert torch.equal(round.w, expected.w)
+    if policy == "mean":
+        assert torch.equal(round.state.buffers, expected.state.buffers)
 
 
 def test_a_model_with_batchnorm_is_refused_before_any_message() -> None:
