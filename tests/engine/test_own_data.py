@@ -364,6 +364,7 @@ with torch.inference_mode():
 REFUSED += [
     ([CLIENTS[0], (FEATURES, Y)], {}, "^clients: client 1: .* made under torch.inference_mode"),
     (CLIENTS, {"test": (FEATURES, Y)}, "^test: .* made under torch.inference_mode"),
+    ([CLIENTS[0], (X.to_sparse(), Y)], {}, "^clients: client 1: expected dense tensors, got a sp"),
     ([CLIENTS[0], lambda g: None], {}, "^clients: client 1: expected .* that returns NoneType; "),
     ([CLIENTS[0], lambda g: 3], {}, "^clients: client 1: expected .* that returns int; return or"),
     ([CLIENTS[0], used_up], {}, "^clients: client 1: expected 7 samples in every pass, .* got 0;"),

@@ -33,6 +33,8 @@ from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.runs.logbook import vectorize_of
 from fedaccord.strategies import FedAvg, Scaffold
 from fedaccord.task import Clients, Task, load_task
+from fedaccord.task.batches import PAIRS, BatchFormat
+from fedaccord.task.sources import FunctionSource, SourceClients
 from tests.engine.test_resume import settings as settings  # a fixture
 from tests.wire.methods import COMBINATIONS, COMPRESSED, STEPS, all_or_slow, make
 
@@ -485,6 +487,21 @@ def test_the_rule_does_not_know_where_the_parameters_are() -> None:
 def test_a_model_that_accepts_no_stack_goes_one_client_at_a_time(model: nn.Module) -> None:
     choice = choose("auto", task_of(model), FedAvg(precision="float64", batch_size=2), 5)
     assert choice == (False, "one client at a time: the model does not accept a stack of clients")
+
+
+def test_batches_that_are_no_rows_of_two_tensors_go_one_client_at_a_time() -> None:
+    """With a forward of one's own, and of a function, which batch-size does not cut."""
+    x, y = clients()[0]
+    rows, form = Clients([x] * 5, [y] * 5), BatchFormat(lambda model, batch: model(batch[0]))
+    of_function = FunctionSource(lambda generator: [(x, y)], PAIRS).counted()
+    method = FedAvg(precision="float64", batch_size=2)
+    for own in (
+        Task(module, rows, loss=F.cross_entropy, format=form),
+        Task(module, SourceClients([of_function] * 5), loss=F.cross_entropy),
+    ):
+        choice = choose("auto", own, method, 5)
+        assert choice.why == "one client at a time: the model does not accept a stack of clients"
+    assert choose("auto", Task(module, rows, loss=F.cross_entropy), method, 5).vectorize
 
 
 def test_what_is_set_is_taken() -> None:
