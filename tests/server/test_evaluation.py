@@ -22,7 +22,7 @@ from fedaccord.task import load_task
 from fedaccord.wire.tensor_array import to_tensor
 from tests.federation import half_square, linear
 from tests.grid import InProcessGrid
-from tests.server.net import through
+from tests.server.net import Net, through
 from tests.server.runs import LEAST_SQUARES, W0, C, client_app, federation, run_over, strategy
 
 
@@ -92,6 +92,18 @@ def test_a_foreign_client_app_evaluates_its_personal_model() -> None:
     losses = [half_square(x @ v[i][:, None], y).item() for i, (x, y) in enumerate_clients()]
     assert last["personal-loss"] == pytest.approx(np.mean(losses))
     assert "personal-accuracy" not in last  # a regression
+
+
+def test_a_client_that_is_offline_is_not_asked_for_its_personal_model() -> None:
+    with Net(client_app()) as net, quiet():
+        for i in range(C):
+            net.join(10 + i, i, C)
+        run = run_over(net, strategy(FedDeper), 1)
+        run.begin()
+        run.train_round()
+        net.leave(12)
+        requests = run.session.evaluate_requests(run.state)
+    assert [request.instruction.client for request in requests] == [0, 1, 3, 4, 5]
 
 
 def enumerate_clients() -> Any:
