@@ -63,6 +63,14 @@ def test_a_signal_waits_for_the_end_of_what_it_may_not_cut() -> None:
     assert steps == ["row"]
 
 
+def test_a_signal_after_what_it_may_not_cut_ends_what_follows() -> None:
+    with interruptible() as interrupts:
+        with interrupts.held():
+            pass
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGTERM)
+
+
 def test_an_interrupt_that_somebody_swallowed_comes_again() -> None:
     with interruptible() as interrupts:
         with suppress(KeyboardInterrupt):
