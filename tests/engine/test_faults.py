@@ -299,6 +299,18 @@ def test_a_round_of_lost_states_is_not_one_of_the_failed_rounds_that_end_a_run()
     assert history.metrics["counted"].tolist()[1:] == [1, 1, 0, 0, 0, 1]
 
 
+def test_who_keeps_its_own_parameters_evaluates_them_after_a_reset() -> None:
+    """All memories begin anew, and client 0, which lost its state, has no parameters of its own."""
+    clients = [(x, torch.cat([y, y], 1)) for x, y in LEAST_SQUARES.clients()]
+    history = simulate(
+        replace(small("scaffold"), local_parameters="own.*"),
+        **{"clients": clients, "test": clients, "model": Halves(LEAST_SQUARES.dim)},
+        **{"loss": half_square, "rounds": 3, "participation": [[0, 1], [2, 3], [0, 2]]},
+        faults=lambda t, i: "crash" if (t, i) == (2, 0) else None,
+    )
+    assert history.metrics["evaluation-replies"].tolist()[1:] == [2, 4, 3]
+
+
 def test_a_first_visit_that_crashed_has_nothing_to_lose() -> None:
     history = run(small("scaffold"), (("crash", None, None, None), (None,) * C))
     assert (history.metrics["dropped"][1:] == 0).all()
