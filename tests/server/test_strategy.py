@@ -21,6 +21,7 @@ from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.strategies import AFedPD, FedAvg, FedDyn, FedInit, FedPD, Scaffold
 from fedaccord.wire.instruction import read_instruction
+from fedaccord.wire.messages import write_requests
 from fedaccord.wire.tensor_array import to_tensor
 from tests.federation import run
 from tests.grid import InProcessGrid
@@ -460,3 +461,17 @@ def test_w_0_is_sent_only_if_it_is_not_the_broadcast_model() -> None:
     with InProcessGrid(client_app(note, client=None), 3) as grid, quiet():
         run_over(grid, strategy(FedInit), 2, cohorts=[[0], [0, 1]]).play()
     assert contents == [["config", "down"], ["config", "down"], ["config", "down", "initial"]]
+
+
+def test_clients_that_missed_the_same_rounds_share_the_vectors_of_their_messages() -> None:
+    """A message's vectors are packed once for all of them."""
+    with InProcessGrid(client_app(), C) as grid, quiet():
+        run = run_over(grid, strategy(AFedPD), 3, cohorts=[[0, 1, 2], [0, 3], range(C)])
+        run.begin()
+        run.train_round()
+        run.train_round()
+        downs = [request.down for request in run.session.requests(run.state, range(C))]
+    assert downs[1].missed is downs[2].missed is not None
+    assert downs[1].missed.norm() > 0
+    contents = write_requests(run.session.requests(run.state, [1, 2]))
+    assert contents[0]["down"] is contents[1]["down"]
