@@ -19,11 +19,14 @@ def test_a_state_comes_back_whole(name: str) -> None:
     for i in range(2):
         replies = [Reply(i, half.rule.sends(*[w + i] * fields), 1, 1)]
         s = server_round(method, half, s, replies).state
-    s = failed_round(failed_round(s))
+    s = failed_round(failed_round(s))._replace(buffers=torch.arange(3.0), clock=2.5)
     copy = unpack(method, *pack(s))
     assert (copy.t, copy.failed) == (4, 2)
     assert copy.accepted.tolist() == [0, 1, -1]
     assert torch.equal(copy.w, s.w)
+    assert copy.clock == 2.5
+    assert torch.equal(copy.buffers, s.buffers)
+    assert copy.w_init is None or torch.equal(copy.w_init, s.w_init)
     assert (copy.w_init is None) == (s.w_init is None) == (name != "fedinit")
     assert type(copy.server) is type(s.server)
     one, other = dict(leaves(copy.server)), dict(leaves(s.server))
