@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from flwr.app import Error, Message, RecordDict
@@ -310,6 +311,41 @@ def test_a_new_visit_drops_the_reply_to_the_one_before() -> None:
         assert [*fleet.receive([0, 1], 1)] == [1]
         fleet.send(run.session.requests(s._replace(t=1), [0]), TIMEOUT)
         assert fleet.receive([0], 1) == {0: LATE}
+
+
+def test_a_visit_that_is_given_up_is_not_awaited() -> None:
+    """One of a client that is no longer counted, though its reply has arrived."""
+    with Nodes([0, 1], at_once=2) as net, quiet():
+        run = run_over(net, method_of("scaffold"), 1)
+        s, fleet = run.begin(), run.session.fleet
+        fleet.send(run.session.requests(s, [0, 1]), TIMEOUT)
+        assert [*fleet.receive([1], 9)] == [1]
+        assert fleet.receive([0, 1], 9) == {}
+
+
+def test_a_reply_that_could_not_be_read_is_awaited_though_its_node_reconnected(
+    clock: Clock,
+) -> None:
+    class Locked(Nodes):
+        """A SuperLink that fails twice, and a node whose connection returns meanwhile."""
+
+        fails = 2
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            ids = [*message_ids]
+            if {*ids} & self.visits and self.fails:
+                self.fails -= 1
+                if self.fails:
+                    restart(self, 10, 10)
+                request = httpx.Request("POST", "http://superlink")
+                httpx.Response(500, request=request).raise_for_status()
+            return super().pull_messages(ids)
+
+    net = Locked(range(C))
+    method = method_of("scaffold", concurrency=C, buffer_size=C)
+    (_, report) = played(net, method, 1)
+    assert net.fails == 0
+    assert dropped(report) == []
 
 
 def test_of_large_replies_no_more_are_fetched_than_a_step_takes(
