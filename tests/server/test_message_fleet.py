@@ -321,6 +321,48 @@ def test_a_superlink_that_fails_for_a_while_is_asked_again(
 
 
 @pytest.mark.parametrize("kind", ["pull", "push"])
+def test_a_superlink_that_fails_again_is_told_again(kind: str, warnings: list[str]) -> None:
+    with Failing() as net:
+        net.kind, polls = kind, Polls(net, simulated=False)
+        for _ in range(2):
+            net.fails = 2
+            for _ in range(3):
+                assert not [*(polls.pull([]) if kind == "pull" else polls.push([], 60.0))]
+    assert sum("the SuperLink fails" in line for line in warnings) == 2
+
+
+def test_replies_of_nodes_that_may_be_offline_are_not_asked_for() -> None:
+    """Unless none is awaited of a node that stayed online, for the last time."""
+    awaited, first = {"a": 1, "b": 2}, {1: "then", 2: "then"}
+    with Net() as net:
+        due = Polls(net, simulated=False).due
+    assert due(awaited, first, first) == (["a", "b"], False)
+    assert due(awaited, first, {1: "then", 2: "later"}) == (["a", "b"], False)
+    assert due(awaited, first, {1: "then"}) == (["a"], False)
+    assert due(awaited, first, {2: "later"}) == (["a", "b"], True)
+    assert due(awaited, first, None) == ([], False)  # the SuperLink fails
+    assert due(awaited, None, first) == (["a", "b"], False)  # as in a simulation
+
+
+def test_the_last_look_at_nodes_that_reconnected_is_repeated_if_it_failed() -> None:
+    class Breaking(Failing):
+        """All connections break, and return, when it fails."""
+
+        def _fail(self, kind: str) -> None:
+            if self.fails and kind == "pull":
+                self._starts = {node: number + 1 for node, number in self._starts.items()}
+            super()._fail(kind)
+
+    with Breaking(client_app()) as net, quiet():
+        for i in range(6):
+            net.join(10 + i, i, 6)
+        run = run_over(net, strategy(Scaffold), 1, timeout=60.0)
+        run.begin()
+        net.fails = 2
+        assert {row["status"] for row in run.train_round().clients} == {"ok"}
+
+
+@pytest.mark.parametrize("kind", ["pull", "push"])
 def test_a_superlink_that_fails_before_the_first_round_is_asked_again(kind: str) -> None:
     with Failing(client_app()) as net, quiet():
         net.fails, net.kind = 2, kind
