@@ -380,6 +380,17 @@ def test_a_good_node_within_the_grace_is_waited_for(roster: Roster, net: Net, cl
     assert roster.nodes == {0: 11}
 
 
+def test_a_node_that_answers_later_than_the_grace_is_waited_for(
+    roster: Roster, net: Net, clock: Clock
+) -> None:
+    net.join(10, num_clients=1)  # refused
+    net.join(11, 0, 1)
+    net.late.add(11)
+    clock.at(2 * GRACE, net.late.clear)
+    roster.wait_for_all(net, 600)
+    assert roster.nodes == {0: 11}
+
+
 # --- during a run ---------------------------------------------------------------------------------
 
 
