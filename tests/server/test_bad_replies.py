@@ -337,6 +337,9 @@ REPEATED: dict[str, type[InProcessGrid]] = {
     "another node makes up a reply for client 2": through(
         lambda _, replies: [forged(replies[CLIENT], sender(replies[0])), *replies]
     ),
+    "a reply of client 2 in the server's name, without an error": through(
+        lambda messages, replies: [forged(replies[CLIENT], sender(messages[0])), *replies]
+    ),
     "every node replies twice, the second time otherwise": through(
         lambda _, replies: [*replies, *(forged(reply, sender(reply)) for reply in replies)]
     ),
@@ -367,6 +370,16 @@ def test_second_and_forged_replies_are_ignored(method: str) -> None:
     for kind, grid in REPEATED.items():
         rounds = federation(method, client_app(), grid)
         assert same(rounds, expected(method, absent=False)), kind
+
+
+def test_an_error_that_flower_reports_is_the_reply_of_its_node() -> None:
+    def unavailable(messages: list[Message], replies: list[Message]) -> list[Message]:
+        error = Message(Error(3, "node unavailable"), reply_to=messages[CLIENT])
+        error.metadata.__dict__["_src_node_id"] = sender(messages[CLIENT])
+        return [*replies[:CLIENT], error, *replies[CLIENT + 1 :]]
+
+    last = federation("fedavg", client_app(), through(unavailable))[-1]
+    assert last.clients[CLIENT]["status"] == "error 3: node unavailable"
 
 
 @pytest.mark.parametrize("method", METHODS)
