@@ -114,6 +114,12 @@ def test_the_slots_of_clients_that_are_removed_or_restored_are_used_again() -> N
     assert store.clients() == [0, 1, 2]
 
 
+def test_a_file_has_no_more_slots_than_memory_has_room_for_their_table() -> None:
+    store = FileStore()
+    put(store, 0, 0, State(torch.ones(3)))
+    assert len(store._files[0]) == in_process.SLOTS * in_process.ALIGNED
+
+
 def test_a_client_without_vectors_takes_no_file(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "not there")
     for t in range(3):

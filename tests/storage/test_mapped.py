@@ -80,6 +80,22 @@ def test_a_spilled_vector_is_the_same_bits_and_is_spilled_once(
     assert all(torch.equal(place, vectors[t]) for t, place in enumerate(places))
 
 
+def test_spilled_vectors_are_in_memory_only_from_a_read_to_a_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "PAST", 0)
+    n, spill = 2_000_000, SpillPast()
+    vectors = {t: torch.full((n,), float(t)) for t in range(4)}
+    before = resident()
+    server = spill(Past(vectors[3], vectors))
+    assert resident() - before < 0.5 * 3 * 4 * n  # and what is loaded of libraries
+    assert [float(server.after[t].mean()) for t in range(3)] == [0, 1, 2]
+    assert resident() - before > 0.9 * 3 * 4 * n
+    spill.release(server)
+    assert resident() - before < 0.5 * 3 * 4 * n
+    assert torch.equal(server.after[1], vectors[1])
+
+
 def test_a_full_disk_is_an_error_that_names_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
