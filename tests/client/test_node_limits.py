@@ -144,6 +144,15 @@ def test_data_that_the_node_names_is_read_and_nothing_else(tmp_path: Path) -> No
         assert run["data-dir"] not in str(error.value)
 
 
+@pytest.mark.parametrize("partition", ["iid", "file"])
+def test_a_node_takes_no_path_and_no_download_from_a_run(partition: str) -> None:
+    run = {"data-dir": "/run", "partition-file": "/run.csv", "download": True, "lr": 0.1}
+    node = {"dataset": "cifar10"}
+    settings = node_limits.allowed(run | {"partition": partition}, node, node, whole=True)
+    settings.pop("partition", None)
+    assert settings == {"data-dir": "", "partition-file": "", "download": False, "lr": 0.1}
+
+
 @pytest.mark.parametrize("allow", [False, "true", 1])
 def test_only_the_nodes_own_yes_is_one(allow: Any) -> None:
     with pytest.raises(ValueError, match="allow-server-data=true"):
