@@ -125,6 +125,14 @@ def test_the_dense_reference(name: str, staleness: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(memories, expected.memories[t], rtol=0, atol=1e-10)
 
 
+def test_visits_of_several_rounds_do_not_share_a_call(tmp_path: Path) -> None:
+    """Each round has a rate of its own."""
+    method = method_of("scaffold", lr_decay=0.9, **buffered(tmp_path))
+    one, many = (run(method, [EVERYONE] * 8, vectorize=how) for how in ("off", "on"))
+    assert one.metrics["staleness"].max() > 0
+    torch.testing.assert_close(many.weights, one.weights, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_the_drift_is_that_of_the_models_before_damping(
     on_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
