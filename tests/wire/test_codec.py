@@ -41,6 +41,12 @@ def test_every_method_with_every_plug_in_travels_as_text(name: str, plugins: str
     )
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_whether_clients_keep_parameters_travels(keeps: bool) -> None:
+    half = ClientHalf(HALF.rule, keeps_local=keeps)
+    assert loads(dumps(half)) == half
+
+
 def test_names_are_short() -> None:
     assert json.loads(dumps(HALF))["rule"]["class"] == "fedprox"
     assert [part["class"] for part in json.loads(dumps(HALF))["plugins"]] == ["sam", "relaxedinit"]
