@@ -92,7 +92,9 @@ def test_bytes_at_an_odd_place_are_copied() -> None:
     assert len(data) % 8
     array = Array(np.zeros(1))
     array.data = data + np.float64(2.5).tobytes()
-    assert to_tensor(array).tolist() == [2.5]
+    tensor = to_tensor(array)
+    assert tensor.tolist() == [2.5]
+    assert tensor.data_ptr() % tensor.itemsize == 0
 
 
 def test_bytes_that_are_no_numpy_file_are_refused() -> None:
