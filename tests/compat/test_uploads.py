@@ -121,6 +121,15 @@ def test_an_incomplete_reply_delays_no_other_one(link: SuperLink, grid: HttpGrid
     last = replies(uploads.pull_messages(grid, ids[:1]))
     assert np.array_equal(last[ids[0]], VALUES[0])
     assert not [*uploads.pull_messages(grid, [])]
+    assert not cast(Any, grid)._client._begun  # nothing is kept of what was read
+
+
+def test_a_call_of_others_is_flowers_own(link: SuperLink, grid: HttpGrid) -> None:
+    _, fast = sent(link, grid)
+    assert [*link.upload(fast, VALUES[1])]
+    assert not [*uploads.pull_messages(grid, [])]  # from now on the grid's client is ours
+    (values,) = replies(grid.pull_messages([fast.metadata.message_id])).values()
+    assert np.array_equal(values, VALUES[1])
 
 
 def test_a_reply_whose_last_part_came_before_another_one_is_left_for_the_next_call(
