@@ -23,7 +23,7 @@ from tests.ports import free_port
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(1500)]
 
-NODES, ROUNDS, FACTOR = 3, 24, 10
+NODES, ROUNDS, FACTOR = 3, 60, 10
 SETTINGS: dict[str, Any] = {
     **{"algo": "scaffold", "schedule": "buffered", "concurrency": NODES, "buffer-size": 1},
     **{"fraction-train": 1.0, "local-epochs": 1, "threads": 1, "device": "cpu", "name": "there"},
