@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO, get_type_hints
 
@@ -28,6 +29,7 @@ class Commands(TyperGroup):
     """The group of commands; a wrong option gives one line, as any bad input."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        _open_streams()
         try:
             code = super().main(*args, **kwargs | {"standalone_mode": False})
         except click.ClickException as error:
@@ -61,6 +63,17 @@ class Commands(TyperGroup):
                 if isinstance(argument, TyperArgument) and argument.name in hints:
                     argument.help = hints[argument.name].__metadata__[0].help
         return command
+
+
+def _open_streams() -> None:
+    """Streams that take every text: a character that their encoding lacks is escaped, and text for
+    a stream that was closed, whose number the next file would get, is lost."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  for the process
+        elif isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 class _Console(Console):

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -66,6 +67,26 @@ def test_a_run_goes_on_where_nobody_reads_it(lost: str, tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "x" / "summary.json").read_text())
     assert (summary["status"], summary["rounds"], summary["rounds-counted"]) == ("failed", 3, 0)
     assert ended.returncode == 1
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_run_goes_on_without_one_of_its_streams(closed: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedaccord", "run", "model=linear", "num-clients=4"]
+    command += ["num-server-rounds=1", "name=x", f"out-dir={tmp_path}"]
+    shell = f"{shlex.join(command)} {closed}>&-"
+    ended = subprocess.run(shell, shell=True, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ("round 1/1" in ended.stdout) == (closed != 1)
+    assert ended.stderr == ""
+
+
+def test_a_character_that_the_terminal_lacks_is_escaped(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedaccord", "run", "model=linear", "num-clients=4"]
+    command += ["num-server-rounds=1", "name=über", f"out-dir={tmp_path}"]
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run(command, capture_output=True, text=True, env=ascii_only, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "\\xfcber" in ended.stdout
 
 
 @pytest.mark.parametrize("words", ["--help", "run --help", "--version"])
