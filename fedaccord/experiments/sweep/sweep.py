@@ -236,10 +236,10 @@ class Sweep:
             complete = [[ask for ask in asks if all(map(row_of, self._jobs(ask)))] for asks in each]
             self._do(lambda *_: None, [ask for asks in complete for ask in asks], self.plan.seeds)
             last = [asks[-1] for asks in complete if asks]
-            if not last:  # their processes died: no run of this method left a row
+            if not last:  # no run of this method left a row
                 raise ValueError(
                     f"{each[0][0].configuration.algo}: none of its runs completed: their "
-                    "processes ended without a message, perhaps for lack of memory"
+                    "processes ended, perhaps for lack of memory, or could not use their files"
                 )
             longest = max(ask.rounds for ask in last)
             winners.append(self._best([ask for ask in last if ask.rounds == longest]))
