@@ -12,11 +12,12 @@ from typing import Any
 BESIDE = re.compile(r"\..+\.(?:csv|json|safetensors|toml)\.[0-9]+")  # unfinished files
 
 
-def replace(path: Path, content: bytes, *, durable: bool = False) -> None:
+def replace(path: Path, content: bytes, *, durable: bool = False, mode: int = 0o666) -> None:
     """Write a file atomically: readers see its whole old or its whole new content.
 
-    durable: after a power failure the new content, if the file system can promise that. A link
-    stays a link; /dev/stdout and the like are written to. Raises OSError, which names the file.
+    durable: after a power failure the new content, if the file system can promise that. mode: of
+    the new file, less the process's umask, from its first byte on. A link stays a link; /dev/stdout
+    and the like are written to. Raises OSError, which names the file.
     """
     if is_special(path):  # unresolved: a pipe at /dev/stdout has no path
         path.write_bytes(content)
@@ -24,6 +25,8 @@ def replace(path: Path, content: bytes, *, durable: bool = False) -> None:
     path = path.resolve()
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        beside.unlink(missing_ok=True)  # of a killed process of this number
+        beside.touch(mode, exist_ok=False)
         with beside.open("wb") as file:
             file.write(content)
             file.flush()

@@ -206,7 +206,7 @@ def test_a_full_disk_leaves_the_server_its_key(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(folders.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     assert invoke("deploy", "renew", path).exit_code == 2
     assert {name: (path / "server" / name).read_bytes() for name in before} == before
 

@@ -5,7 +5,6 @@ keys are not copied: a device makes its own, and the authority's key stays on th
 it.
 """
 
-import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,12 +15,14 @@ import tomli_w
 
 from fedaccord.cli.deployments import certificates
 from fedaccord.cli.deployments.certificates import as_pem
+from fedaccord.storage.files import replace
 
 AUTHORITY, CERTIFICATE, SERVER_KEY = "ca.crt", "server.crt", "server.key"  # as in the scripts
 DEVICE_KEY, PUBLIC_KEY, NODE_CONFIG = "device.key", "device.pub", "node-config"
 FACTS, START = "deployment.toml", "start.sh"
 SUPERLINK_UNIT, SUPERNODE_UNIT = "fedaccord-superlink.service", "fedaccord-supernode.service"
 CONNECTION = "federation"  # the server's name for `flwr` commands
+PRIVATE = 0o600  # mode of a file that only its owner can read
 DAYS = 825  # days that a server's certificate is valid
 COMPARED = ("fedaccord", "flwr", "torch")  # packages that are the same on all machines
 
@@ -46,7 +47,7 @@ def make(folder: Path, hosts: Sequence[str], supernodes: int, facts: Facts) -> N
         raise ValueError(f"{folder}: expected a new or an empty folder, got {got}")
     authority, key = certificates.make_authority(folder.name or "FedAccord")
     write(folder / "authority" / AUTHORITY, as_pem(authority))
-    write(folder / "authority" / "ca.key", as_pem(key), private=True)
+    write(folder / "authority" / "ca.key", as_pem(key), mode=PRIVATE)
     renew(folder, hosts)
     server, operator = folder / "server", folder / "operator"
     _fill(server / SUPERLINK_UNIT, "unit.service", what="SuperLink", name="server", seconds=5)
@@ -85,7 +86,7 @@ def renew(folder: Path, hosts: Sequence[str], days: float = DAYS) -> None:
     key = certificates.read_key(folder / "authority" / "ca.key")
     names = [*dict.fromkeys((*hosts, "localhost", "127.0.0.1"))]
     certificate, server_key = certificates.make_server(authority, key, names, days)
-    write(folder / "server" / SERVER_KEY, as_pem(server_key), private=True)
+    write(folder / "server" / SERVER_KEY, as_pem(server_key), mode=PRIVATE)
     write(folder / "server" / CERTIFICATE, as_pem(certificate))
 
 
@@ -102,7 +103,7 @@ def make_key(folder: Path) -> Path:
             "move it away to make another"
         )
     private, public = certificates.make_device_key()
-    write(folder / DEVICE_KEY, private, private=True)
+    write(folder / DEVICE_KEY, private, mode=PRIVATE)
     write(folder / PUBLIC_KEY, public)
     return folder / PUBLIC_KEY
 
@@ -152,17 +153,10 @@ def read_facts(folder: Path) -> Facts:
         ) from None
 
 
-def write(path: Path, content: bytes | str, *, private: bool = False, mode: int = 0o644) -> None:
-    """Write a file atomically, and its folder; a private one is never readable by others."""
+def write(path: Path, content: bytes | str, mode: int = 0o644) -> None:
+    """Write a file, see `replace`, and its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = content if isinstance(content, bytes) else content.encode()
-    flags, beside = os.O_WRONLY | os.O_CREAT | os.O_EXCL, path.with_name(f".{path.name}.new")
-    beside.unlink(missing_ok=True)
-    with os.fdopen(os.open(beside, flags, 0o600 if private else mode), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    replace(path, content if isinstance(content, bytes) else content.encode(), mode=mode)
 
 
 def _fill(path: Path, template: str, **values: object) -> None:
