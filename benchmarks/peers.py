@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +156,9 @@ def cohorts(config: RunConfig, rounds: int) -> list[list[int]]:
     if config.eval_train:
         draws = [np.random.RandomState(t + SEED).uniform(size=count) for t in range(rounds)]
         return [np.flatnonzero(draw <= s.fraction_train).tolist() for draw in draws]
-    draw = partial(sampling.draw, range(count), num_clients=count, seed=s.seed)
-    return [draw(t=t, fraction=s.fraction_train, sampling="fixed") for t in range(rounds)]
+    own, size = range(count), s.cohort_size(count)
+    generators = (sampling.generator("cohort", s.seed, t) for t in range(rounds))
+    return [sampling.fixed(own, size, generator) for generator in generators]
 
 
 def samples(task: Task) -> dict[str, np.ndarray]:

@@ -343,37 +343,25 @@ class Method(Settings, ABC):
         size: int | None = None,
         secret: bool = False,
     ) -> Sequence[int]:
-        """The cohort of round t, of the clients that are available; size, secret: as of
-        `sampling.draw`; None: from the settings."""
+        """The cohort of round t, of the clients that are available; size: of a fixed one, None:
+        from the settings; secret: as of `sampling.generator`."""
         if self.topology.is_decentralised:
             return available
-        if size is None and self.over_selection and self.device_profile != NONE:
-            size = math.ceil(self.cohort_size(num_clients) * (1 + self.over_selection) - 1e-9)
-        return sampling.draw(
-            available,
-            t=t,
-            seed=self.seed,
-            fraction=self.fraction_train,
-            sampling=self.sampling,
-            num_clients=num_clients,
-            least=self.min_train_nodes,
-            size=size,
-            may_be_empty=self.has_noisy_sums,
-            secret=secret,
-        )
+        generator = sampling.generator("cohort", self.seed, t, secret)
+        if self.sampling == "bernoulli":
+            share, may_be_empty = self.fraction_train, self.has_noisy_sums
+            return sampling.bernoulli(available, share, generator, may_be_empty)
+        if size is None:
+            size = self.cohort_size(num_clients)
+            if self.over_selection and self.device_profile != NONE:
+                size = math.ceil(size * (1 + self.over_selection) - 1e-9)
+        return sampling.fixed(available, size, generator)
 
     def draw_evaluators(self, t: int, available: Sequence[int], num_clients: int) -> list[int]:
         """The clients that evaluate after t rounds, of those that are available."""
-        return sampling.draw(
-            available,
-            t=t,
-            seed=self.seed,
-            fraction=self.fraction_evaluate,
-            sampling="fixed",
-            num_clients=num_clients,
-            least=self.min_evaluate_nodes,
-            purpose="evaluation",
-        )
+        size = sampling.cohort_size(self.fraction_evaluate, num_clients)
+        generator = sampling.generator("evaluation", self.seed, t)
+        return sampling.fixed(available, max(size, self.min_evaluate_nodes), generator)
 
     def summary(self) -> None:
         """Log the client half, its plug-ins, and the settings of the local steps."""

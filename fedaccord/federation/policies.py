@@ -45,7 +45,7 @@ class FullRound:
     ) -> None:
         self.session, self.method, self.fleet = session, session.method, session.fleet
         self.cohorts, self.clock, self.timeout, self.release = cohorts, clock, timeout, release
-        # whether the cohorts are secret: see `sampling.draw`
+        # whether the cohorts are secret: see `sampling.generator`
         self.secret = session.is_deployed and session.method.has_noisy_sums
 
     def cohort(

@@ -16,42 +16,32 @@ def cohort_size(fraction: float, num_clients: int) -> int:
     return max(1, round(fraction * num_clients))
 
 
-def draw(
-    clients: Iterable[int],
-    *,
-    t: int,
-    seed: int,
-    fraction: float,
-    sampling: str,
-    num_clients: int,
-    least: int = 1,
-    size: int | None = None,
-    purpose: str = "cohort",
-    may_be_empty: bool = False,
-    secret: bool = False,
-) -> list[int]:
-    """The active clients of round t, sorted, drawn by a generator of (purpose, seed, t) from the
-    sorted clients.
+def generator(purpose: str, seed: int, t: int, secret: bool = False) -> random.Random:
+    """A generator for each (purpose, seed, t); secret: with a seed of the operating system."""
+    return random.Random(secrets.token_hex(32) if secret else f"{purpose} {seed} {t}")
 
-    clients: the connected ones; a range is not converted to a list. sampling: ``fixed``, a fixed
-    share of all ``num_clients`` without replacement, but at least ``least``, or ``size`` of them,
-    or ``bernoulli``, each with probability ``fraction``, drawn again if empty, unless it may be.
-    secret: by a generator with a seed of the operating system.
-    """
+
+def fixed(clients: Iterable[int], size: int, generator: random.Random) -> list[int]:
+    """``size`` clients drawn without replacement from the sorted ones, or all if they are fewer;
+    sorted. clients: a range is not converted to a list."""
     available = clients if isinstance(clients, range) else sorted(clients)
-    generator = random.Random(secrets.token_hex(32) if secret else f"{purpose} {seed} {t}")
-    if sampling == "bernoulli":
-        uniforms, drawn = _numpys(generator), list[int]()
-        while available and not drawn:
-            for first in range(0, len(available), BLOCK):
-                block = available[first : first + BLOCK]
-                drawn += [block[k] for k in np.flatnonzero(uniforms.random(len(block)) < fraction)]
-            if may_be_empty:
-                break
-        return drawn
-    if size is None:
-        size = max(cohort_size(fraction, num_clients), least)
     return sorted(generator.sample(available, min(size, len(available))))
+
+
+def bernoulli(
+    clients: Iterable[int], fraction: float, generator: random.Random, may_be_empty: bool
+) -> list[int]:
+    """The sorted clients, each drawn with probability ``fraction``, together again if none is,
+    unless the cohort may be empty. clients: as of `fixed`."""
+    available = clients if isinstance(clients, range) else sorted(clients)
+    uniforms, drawn = _numpys(generator), list[int]()
+    while available and not drawn:
+        for first in range(0, len(available), BLOCK):
+            block = available[first : first + BLOCK]
+            drawn += [block[k] for k in np.flatnonzero(uniforms.random(len(block)) < fraction)]
+        if may_be_empty:
+            break
+    return drawn
 
 
 def check_number(cohorts: Sized, num_rounds: int) -> None:

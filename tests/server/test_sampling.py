@@ -2,39 +2,41 @@
 
 import random
 import tracemalloc
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
 import pytest
 
 from fedaccord.federation import sampling
-from fedaccord.federation.sampling import check_cohort, cohort_size, draw, scheduled
+from fedaccord.federation.sampling import check_cohort, cohort_size, scheduled
+from fedaccord.strategies import FedAvg
 
-SETTINGS: dict[str, Any] = {"seed": 0, "fraction": 0.5, "sampling": "fixed", "num_clients": 6}
 
-
-def cohorts(rounds: int = 50, **changes: Any) -> list[list[int]]:
-    settings = {"clients": range(6), **SETTINGS, **changes}
-    return [draw(t=t, **settings) for t in range(rounds)]
+def cohorts(rounds: int = 50, clients: Sequence[int] = range(6), **settings: Any) -> list[Any]:
+    """Of six clients, of which these are connected."""
+    method = FedAvg(**settings)
+    return [method.draw(t, clients, 6) for t in range(rounds)]
 
 
 @pytest.mark.parametrize(
     ("fraction", "size"), [(0.01, 1), (0.1, 1), (0.45, 3), (0.5, 3), (0.75, 4), (1.0, 6)]
 )
 def test_cohorts_have_a_fixed_size_and_depend_on_the_seed_alone(fraction: float, size: int) -> None:
-    result = cohorts(fraction=fraction)
+    result = cohorts(fraction_train=fraction)
     assert cohort_size(fraction, 6) == size
     assert {len(cohort) for cohort in result} == {size}
     assert all(cohort == sorted(set(cohort)) for cohort in result)
     assert {i for cohort in result for i in cohort} == set(range(6))
-    assert result == cohorts(fraction=fraction)
+    assert result == cohorts(fraction_train=fraction)
     if fraction < 1:
-        assert result != cohorts(fraction=fraction, seed=1)
+        assert result != cohorts(fraction_train=fraction, seed=1)
         assert len(set(map(tuple, result))) > 2
 
 
 def test_the_clients_that_evaluate_are_drawn_apart_from_the_next_cohort() -> None:
-    assert cohorts(purpose="evaluation") != cohorts()
+    method = FedAvg(fraction_evaluate=0.5)
+    assert [method.draw_evaluators(t, range(6), 6) for t in range(50)] != cohorts()
 
 
 def test_the_order_in_which_clients_came_does_not_count() -> None:
@@ -49,7 +51,7 @@ def test_the_share_is_of_all_clients_also_where_some_are_away() -> None:
 
 
 def test_bernoulli_cohorts_vary_in_size_and_are_never_empty() -> None:
-    result = cohorts(2000, sampling="bernoulli", fraction=0.2)
+    result = cohorts(2000, sampling="bernoulli", fraction_train=0.2)
     sizes = list(map(len, result))
     assert min(sizes) == 1
     assert len(set(sizes)) > 3
@@ -64,25 +66,25 @@ def test_cohorts_are_those_of_pythons_generator(monkeypatch: pytest.MonkeyPatch)
     clients = [i for i in range(50) if i % 7]
     for t in range(20):
         generator = random.Random(f"cohort 4 {t}")
-        more: dict[str, Any] = {"t": t, "seed": 4, "num_clients": 50}
-        fixed = draw(clients, fraction=0.1, sampling="fixed", **more)
+        fixed = FedAvg(fraction_train=0.1, seed=4).draw(t, clients, 50)
         assert fixed == sorted(generator.sample(clients, 5))
         generator, expected = random.Random(f"cohort 4 {t}"), []
         while not expected:
             expected = [i for i in clients if generator.random() < 0.03]
-        assert draw(clients, fraction=0.03, sampling="bernoulli", **more) == expected
+        method = FedAvg(fraction_train=0.03, sampling="bernoulli", seed=4)
+        assert method.draw(t, clients, 50) == expected
 
 
 @pytest.mark.parametrize("kind", ["fixed", "bernoulli", "scheduled"])
 def test_a_cohort_of_a_million_clients_makes_no_list_of_them(kind: str) -> None:
     million = range(1_000_000)
-    more: dict[str, Any] = {"fraction": 1e-4, "sampling": kind, "num_clients": len(million)}
+    method = FedAvg(fraction_train=1e-4, sampling="fixed" if kind == "scheduled" else kind)
     tracemalloc.start()
     try:
         if kind == "scheduled":
             cohort = scheduled([*range(0, 1_000_000, 10_000)], million)
         else:
-            cohort = draw(million, t=3, seed=0, **more)
+            cohort = method.draw(3, million, len(million))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
