@@ -144,7 +144,7 @@ class MessageFleet:
     def wait_for(
         self, least: int, at_work: Collection[int], seconds: float
     ) -> tuple[Sequence[int], str]:
-        why = self.roster.wait_for(self.grid, least, at_work, seconds, self._polls.attempt)
+        why = self.roster.wait_for(self.grid, seconds, self._polls.attempt, least, at_work)
         return sorted(self.roster.nodes), why
 
     def train(

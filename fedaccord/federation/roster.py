@@ -105,7 +105,7 @@ class Roster:
         """
         if self._first_wait is None:
             self._first_wait = self._clock()
-        if why := self._wait(grid, seconds, ask, since=self._first_wait):
+        if why := self.wait_for(grid, seconds, ask, since=self._first_wait):
             if self._tie or not 0 < least <= len(self.nodes):
                 raise FederationError(why)
             if not self._has_begun:
@@ -115,28 +115,18 @@ class Roster:
     def wait_for(
         self,
         grid: Grid,
-        least: int,
-        at_work: Collection[int],
-        seconds: float,
-        ask: Ask = lambda update: update(),
-    ) -> str:
-        """Wait, after round 1 began, until ``least`` clients are connected or ``at_work``.
-
-        Returns why they are not after ``seconds``, in one line; empty: they are.
-        """
-        return self._wait(grid, seconds, ask, least, at_work)
-
-    def _wait(
-        self,
-        grid: Grid,
         seconds: float,
         ask: Ask,
         least: int = 0,
         at_work: Collection[int] = (),
         since: float | None = None,
     ) -> str:
-        """As `wait_for`; least: 0: all clients, whose number C is unknown before round 1; since:
-        the start of the seconds."""
+        """Wait until ``least`` clients are connected or ``at_work``; 0: all clients, whose number C
+        is unknown before round 1.
+
+        Returns why they are not after ``seconds``, in one line; empty: they are. ask: calls an
+        `update`. since: the start of the seconds; None: now.
+        """
         began = self._clock() if since is None else since
         notice = began + NOTICE / 4
         while True:
