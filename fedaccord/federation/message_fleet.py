@@ -165,7 +165,7 @@ class MessageFleet:
         size = max((request.nbytes for request in requests), default=0)
         replies = self._send(messages, max(0.0, end - time.monotonic()), size)
         instructions = {request.instruction.client: request.instruction for request in requests}
-        return readings(clients, replies, instructions, late=LATE)
+        return readings(clients, replies, instructions)
 
     def send(self, requests: Sequence[TrainRequest], timeout: float) -> None:
         messages = self._training(requests, timeout)

@@ -107,7 +107,7 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
                 return line
     except ValueError as error:
         return str(error)
-    size = traffic(reply.up, reply.buffers) if reply.up_bytes is None else reply.up_bytes
+    size = nbytes(reply.up) + nbytes(reply.buffers) if reply.up_bytes is None else reply.up_bytes
     metrics = {
         "num-examples": reply.examples,
         "train-loss": reply.loss,
@@ -191,11 +191,6 @@ def _check_buffers(buffers: Vector | None, sent: Vector | None) -> None:
 def _check_finite(name: str, vector: Vector, total: float | None = None) -> None:
     if not is_finite(vector, total):
         raise ValueError(f"expected finite numbers, got NaN or Inf in {name!r}")
-
-
-def traffic(*vectors: Any) -> int:
-    """Bytes of a message, without headers."""
-    return sum(map(nbytes, vectors))
 
 
 def _check_count(name: str, value: Any, least: int, most: int, why: str = "") -> None:

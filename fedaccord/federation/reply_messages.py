@@ -7,8 +7,9 @@ from flwr.app import Message
 
 from fedaccord.compat import flower
 from fedaccord.core.options import listed
-from fedaccord.core.request import StateLost, TrainInstruction, TrainReply
+from fedaccord.core.request import TrainInstruction
 from fedaccord.federation.errors import FederationError, last_line
+from fedaccord.federation.fleet import LATE, Reading
 from fedaccord.wire.messages import read_reply
 from fedaccord.wire.records import METRICS, metrics_of
 
@@ -48,7 +49,7 @@ def read_content(reply: Message, read: Callable[[Message], T]) -> T | str:
         return f"expected a reply that can be read, got {type(error).__name__}"
 
 
-def read_training(reply: Message, instruction: TrainInstruction) -> TrainReply | StateLost | str:
+def read_training(reply: Message, instruction: TrainInstruction) -> Reading:
     return read_content(reply, lambda it: read_reply(it.content, instruction.half))
 
 
@@ -56,9 +57,8 @@ def readings(
     clients: Sequence[int],
     replies: Iterable[tuple[int, Message]],
     instructions: Mapping[int, TrainInstruction],
-    late: str,
-) -> Iterator[tuple[int, TrainReply | StateLost | str]]:
-    """The content of each client's reply, in order of arrival, then ``late`` of the others.
+) -> Iterator[tuple[int, Reading]]:
+    """The content of each client's reply, in order of arrival, then `LATE` of the others.
 
     Raises FederationError if Flower's simulation has lost a worker process.
     """
@@ -69,7 +69,7 @@ def readings(
             errors.append(reply.error.reason or "")
         yield i, read_training(reply, instructions[i])
     check_workers(errors)
-    yield from ((i, late) for i in others)
+    yield from ((i, LATE) for i in others)
 
 
 def read_metrics(reply: Message) -> Mapping[str, float]:

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from fedaccord import simulate
 from fedaccord import strategies as S
-from fedaccord.core.vectors import leaves
-from fedaccord.federation.replies import traffic
+from fedaccord.core.vectors import leaves, nbytes
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import METHODS, SAM, RelaxedInit
 from fedaccord.task.solver import takes_one_gradient
@@ -126,7 +125,7 @@ def test_a_run_costs_what_the_method_says(label: str) -> None:
     assert last["down-vectors"] / last["replies"] == cost.down
     assert last["up-vectors"] / last["replies"] == cost.up
     states = [state for state in history.clients if state is not None]
-    assert {traffic(state) // size for state in states} == {cost.client}  # and a number of steps
+    assert {nbytes(state) // size for state in states} == {cost.client}  # and a number of steps
     past = getattr(state.server, "lam_bar_after", {})  # A-FedPD: lam_bar after past rounds
     vectors = {
         v.data_ptr(): v
