@@ -267,13 +267,7 @@ def settings_of(method: FederatedStrategy) -> dict[str, Any]:
     if steps.registered_name() == method.optimizer_name:
         table, fields = method.optimizer_name, options(type(steps))
         settings |= {f"{table}.{key_of(f.name)}": getattr(steps, f.name) for f in fields}
-    for name, kind in PLUGINS.items():
-        for plugin in method.active_plugins:
-            if type(plugin) is kind:
-                settings |= {
-                    f"{name}.{key_of(f.name)}": getattr(plugin, f.name) for f in options(kind)
-                }
-    return settings
+    return settings | resolved(method)
 
 
 def method_keys() -> set[str]:
@@ -316,12 +310,12 @@ def paths(values: Mapping[str, Any]) -> list[str]:
     return [key for key, field in keys().items() if is_path(values.get(key), field)]
 
 
-def resolved(config: RunConfig) -> dict[str, Any]:
-    """The keys of the plug-ins in use, with the values behind "auto"."""
+def resolved(method: FederatedStrategy) -> dict[str, Any]:
+    """The keys of a method's plug-ins in use, with the values behind "auto"."""
     kinds = {kind: name for name, kind in PLUGINS.items()}
     return {
         f"{kinds[type(plugin)]}.{key_of(field.name)}": getattr(plugin, field.name)
-        for plugin in config.strategy.active_plugins
+        for plugin in method.active_plugins
         if type(plugin) in kinds
         for field in options(type(plugin))
     }

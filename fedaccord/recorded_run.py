@@ -69,7 +69,7 @@ def run(
         )
     data, metrics = (task.fingerprint, task.metrics) if task else ({}, config.task.metrics)
     used = machine(task.device if task else find_device(config.task.device))
-    used |= {"gradients-per-step": method.cost.gradients} | resolved(config)
+    used |= {"gradients-per-step": method.cost.gradients} | resolved(method)
     if task and config.task.loss == AUTO:
         used["loss"] = next(name for name, loss in LOSSES.items() if loss is task.loss)
     with (

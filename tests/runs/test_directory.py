@@ -53,7 +53,8 @@ def test_config_toml_has_the_tables_in_use_and_reproduces_the_run(
     tmp_path: Path, values: dict[str, Any], groups: set[str]
 ) -> None:
     config = RunConfig.make(values)
-    run = RunDirectory(str(tmp_path), "x", in_use(config), {"device": "cpu"} | resolved(config))
+    used = {"device": "cpu"} | resolved(config.strategy)
+    run = RunDirectory(str(tmp_path), "x", in_use(config), used)
     content = tomllib.loads((run.path / "config.toml").read_text(encoding="utf-8"))
     keys = flatten(content["run"])
     assert {key.partition(".")[0] for key in keys if "." in key} == groups
