@@ -17,7 +17,7 @@ from fedaccord.client.train import (
     reply_to_training,
     train_locally,
 )
-from fedaccord.config import RunConfig, keys, keys_of
+from fedaccord.config import RunConfig, keys, keys_of, node_keys
 from fedaccord.core import named
 from fedaccord.core.node_config import (
     NUM_PARTITIONS,
@@ -193,11 +193,7 @@ def _prepared(
     return task, config.threads, threads_of_task(config.threads, task, config.strategy).number
 
 
-OWN_KEYS = [
-    key
-    for key, field in (keys_of(RunConfig) | keys_of(TaskConfig)).items()
-    if field.metadata["node"]
-]
+OWN_KEYS = node_keys()
 DATASET = keys_of(TaskConfig)["dataset"].metadata
 FUNCTION_KEYS = [
     key for key, field in keys().items() if isinstance(field.metadata["also"], named.Functions)

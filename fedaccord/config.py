@@ -280,6 +280,11 @@ def task_keys() -> set[str]:
     return {key_of(field.name) for field in options(TaskConfig)}
 
 
+def node_keys() -> list[str]:
+    """The keys of which a node's config may have its own value."""
+    return [key for key, field in keys().items() if field.metadata["node"]]
+
+
 def in_use(config: RunConfig) -> dict[str, Any]:
     """The settings without those of other methods and of unused plug-ins, unless they were set.
 

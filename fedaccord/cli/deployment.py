@@ -22,7 +22,7 @@ from fedaccord.cli.check import Check, fail, ok, size, warn
 from fedaccord.cli.deployments import certificates, folders
 from fedaccord.cli.deployments.folders import Facts, read_facts
 from fedaccord.compat import flower
-from fedaccord.config import keys
+from fedaccord.config import node_keys
 from fedaccord.core import node_config
 from fedaccord.data.datasets import DATASETS
 from fedaccord.runs.origin import versions
@@ -97,10 +97,9 @@ def _check_own_port(folder: Path, facts: Facts) -> Check:
 
 def _check_device(folder: Path, facts: Facts) -> Iterator[Check]:
     file, config = folder / folders.NODE_CONFIG, dict[str, Any]()
-    options = [key for key, field in keys().items() if field.metadata["node"]]
     try:
         config = flower.read_node_config(file.read_text(encoding="utf-8").strip())
-        node_config.check_spelling(config, options)
+        node_config.check_spelling(config, node_keys())
         _check_number(config)
     except OSError as error:
         yield fail("node-config", f"expected a line of key=value pairs, got {error}")

@@ -89,11 +89,10 @@ def read_place(pairs: Sequence[str]) -> dict[str, Any]:
 
     Raises ValueError, in one line, for other keys.
     """
-    from fedaccord.config import affecting, keys, task_keys
+    from fedaccord.config import affecting, node_keys, task_keys
 
     values = read_settings(pairs, None)
-    own = task_keys() | {key for key, field in keys().items() if field.metadata["node"]}
-    allowed = sorted(affecting("place", "speed") & own)
+    allowed = sorted(affecting("place", "speed") & (task_keys() | {*node_keys()}))
     if unknown := [key for key in values if key not in allowed]:
         raise ValueError(f"expected only {', '.join(allowed)} beside RUN_DIR, got {unknown[0]}")
     return values
