@@ -182,3 +182,8 @@ class StateLost(NamedTuple):
     """The reply of a client that lost the state which the server expects."""
 
     accepted: int  # of the request: the round whose state is lost, as of `RoundState.accepted`
+
+
+def round_of(accepted: int) -> int:
+    """The round t of a number of `RoundState.accepted`, also after a reset; -1: none yet."""
+    return accepted if accepted >= -1 else -2 - accepted

@@ -25,6 +25,7 @@ from fedaccord.core.request import (
     TrainInstruction,
     TrainReply,
     TrainRequest,
+    round_of,
 )
 from fedaccord.core.vectors import nbytes
 from fedaccord.engine.cluster import ray_for, share_tensors
@@ -34,7 +35,7 @@ from fedaccord.federation.fleet import LATE, TrainReplies
 from fedaccord.process.allocator import keep_freed_memory
 from fedaccord.process.threads import cores
 from fedaccord.storage.on_ray import RayStore, is_lost, put
-from fedaccord.storage.store import MissingStateError, packed_before, round_of
+from fedaccord.storage.store import MissingStateError, packed_before
 from fedaccord.task import Task
 
 log = logging.getLogger("flwr")

@@ -3,11 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedaccord.core.request import StateLost, TrainRequest
+from fedaccord.core.request import StateLost, TrainRequest, round_of
 from fedaccord.core.vectors import Vector
 from fedaccord.federation.errors import clean
 from fedaccord.federation.replies import Accepted, Outcome
-from fedaccord.storage.store import round_of
 
 OK = "ok"  # status of an accepted reply, and of a client's evaluation
 EVALUATED = "evaluated"  # status of a client that only evaluated

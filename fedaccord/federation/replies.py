@@ -9,14 +9,13 @@ from torch import Tensor
 from fedaccord.core.cohort import Decoded, Reply, moved
 from fedaccord.core.metrics import NAME
 from fedaccord.core.options import listed
-from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
+from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest, round_of
 from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import Number, Vector, is_finite, leaves, nbytes
 from fedaccord.federation import bounds
 from fedaccord.federation.fleet import Reading, TrainReplies
 from fedaccord.federation.session import Session
 from fedaccord.storage.mapped import SpillReplies
-from fedaccord.storage.store import round_of
 from fedaccord.wire.records import check_like
 
 MAX_LOSS = 1e15  # above it a model has diverged

@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context
 
 from fedaccord.compat.flower import KeptArray
 from fedaccord.core.client_half import state_like
-from fedaccord.core.request import TrainInstruction
+from fedaccord.core.request import TrainInstruction, round_of
 from fedaccord.core.vectors import leaves
 from fedaccord.wire import records
 
@@ -97,11 +97,6 @@ def version(memory: Memory | None, accepted: int) -> Version | None:
     """The version after the step of a round, as of `RoundState.accepted`."""
     round = round_of(accepted)
     return next((v for v in memory.versions if v.round == round), None) if memory else None
-
-
-def round_of(accepted: int) -> int:
-    """The round t of -2 - t, as of `RoundState.accepted`."""
-    return accepted if accepted >= -1 else -2 - accepted
 
 
 class Store(ABC):
