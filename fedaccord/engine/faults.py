@@ -1,15 +1,10 @@
 """Injected faults of messages, replies and devices, for tests and studies."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from fedaccord.core.request import (
-    EvaluateRequest,
-    ModelSettings,
-    TrainInstruction,
-    TrainRequest,
-)
+from fedaccord.core.request import EvaluateRequest, TrainInstruction, TrainRequest
 from fedaccord.engine.fleet import InProcessFleet, LocalFleet
 from fedaccord.federation.fleet import LATE, Reading, TrainReplies
 
@@ -32,24 +27,11 @@ class FaultyFleet(InProcessFleet):
     """
 
     def __init__(self, fleet: "LocalFleet | WorkersFleet", faults: Faults) -> None:
-        super().__init__()
+        super().__init__(fleet.task, fleet.store)
         self.fleet = fleet
         self.home, self.evaluators = fleet.home, fleet.evaluators
         self.faults = faults
         self._late: list[tuple[int, int]] = []  # (round, client) of pending replies
-
-    @property
-    def num_clients(self) -> int:
-        return self.fleet.num_clients
-
-    def connect(self, seconds: float, *model: Any) -> None:
-        self.fleet.connect(seconds, *model)
-
-    def card(self, seconds: float, settings: ModelSettings, least: int = 0) -> Mapping[str, Any]:
-        return self.fleet.card(seconds, settings, least)
-
-    def available(self) -> Sequence[int]:
-        return self.fleet.available()
 
     def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         for t, i in self._late:
@@ -74,12 +56,6 @@ class FaultyFleet(InProcessFleet):
             unheard = kinds[i] in ("lost-message", "lost-reply", "late")
             replies[i] = LATE if unheard else readings[i]
         return replies.items()
-
-    def client_states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
-        return self.fleet.client_states(accepted)
-
-    def restore(self, states: Iterable[tuple[int, tuple[int, Any]]]) -> None:
-        self.fleet.restore(states)
 
     def evaluate(
         self, requests: Sequence[EvaluateRequest], timeout: float

@@ -41,20 +41,39 @@ NewStates = list[tuple[TrainInstruction, TrainReply, Any]]  # not yet stored, wi
 
 
 class InProcessFleet(ABC):
-    """Clients that are always connected, and train when their replies are read."""
+    """C clients that are always connected, and train when their replies are read; this process
+    stores their states."""
 
     place = IN_PROCESS
     home = torch.device("cpu")
     evaluators = 1
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        task: Task,
+        store: InProcessStore,
+        vectorize: bool = False,
+        on_client: Callable[[int], None] | None = None,
+    ) -> None:
+        self.task = task
+        self.num_clients = len(task.clients)
+        self.store = store
+        self.vectorize = vectorize  # many clients in one call; the last bits may differ
+        self._on_client = on_client  # called after each visit with the client's number
+        self._warnings: set[str] = set()  # each is printed once
         self._sent: dict[int, tuple[TrainRequest, float]] = {}  # with their timeouts, by client
 
     @abstractmethod
-    def available(self) -> Sequence[int]: ...
-
-    @abstractmethod
     def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies: ...
+
+    def connect(self, seconds: float, *model: Any) -> None:  # noqa: B027  all are connected
+        pass
+
+    def card(self, seconds: float, settings: ModelSettings, least: int = 0) -> Mapping[str, Any]:
+        return self.task.card
+
+    def available(self) -> Sequence[int]:
+        return range(self.num_clients)
 
     def wait_for(
         self, least: int, at_work: Collection[int], seconds: float
@@ -81,34 +100,6 @@ class InProcessFleet(ABC):
     def secure_channel(self) -> SecureChannel:
         return SecureClients(self.train)
 
-
-class StoreFleet(InProcessFleet):
-    """C clients whose states this process stores."""
-
-    def __init__(
-        self,
-        task: Task,
-        store: InProcessStore,
-        vectorize: bool = False,
-        on_client: Callable[[int], None] | None = None,
-    ) -> None:
-        super().__init__()
-        self.task = task
-        self.num_clients = len(task.clients)
-        self.store = store
-        self.vectorize = vectorize  # many clients in one call; the last bits may differ
-        self._on_client = on_client  # called after each visit with the client's number
-        self._warnings: set[str] = set()  # each is printed once
-
-    def connect(self, seconds: float, *model: Any) -> None:
-        pass
-
-    def card(self, seconds: float, settings: ModelSettings, least: int = 0) -> Mapping[str, Any]:
-        return self.task.card
-
-    def available(self) -> Sequence[int]:
-        return range(self.num_clients)
-
     def client_states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
         return self.store.states(accepted)
 
@@ -116,7 +107,7 @@ class StoreFleet(InProcessFleet):
         self.store.restore(states)
 
 
-class LocalFleet(StoreFleet):
+class LocalFleet(InProcessFleet):
     """C clients that share this process and its task; vectors pass by reference.
 
     A client that raises is dropped with its error and keeps its previous state.

@@ -29,7 +29,7 @@ from fedaccord.core.request import (
 )
 from fedaccord.core.vectors import nbytes
 from fedaccord.engine.cluster import ray_for, share_tensors
-from fedaccord.engine.fleet import CALL_BYTES, LocalFleet, StoreFleet, describe
+from fedaccord.engine.fleet import CALL_BYTES, InProcessFleet, LocalFleet, describe
 from fedaccord.federation.errors import FederationError, last_line
 from fedaccord.federation.fleet import LATE, TrainReplies
 from fedaccord.process.allocator import keep_freed_memory
@@ -132,7 +132,7 @@ class Slot:
         return work
 
 
-class WorkersFleet(StoreFleet):
+class WorkersFleet(InProcessFleet):
     """C clients whose local rounds are distributed over workers, the largest clients first.
 
     A worker that dies is replaced, and its requests are repeated; one that exceeds the time of a
