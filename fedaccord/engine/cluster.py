@@ -18,7 +18,7 @@ from fedaccord.compat.read_only import over
 from fedaccord.data.seeding import ALONE
 from fedaccord.federation import ray_cluster
 from fedaccord.federation.errors import last_line
-from fedaccord.process.interrupts import interruptible
+from fedaccord.process.interrupts import interruptible, take_back
 from fedaccord.process.threads import check as check_cores
 from fedaccord.storage.files import nearest
 
@@ -126,6 +126,7 @@ def started(address: str, cores: int) -> Iterator[None]:
         try:
             with interrupts.held():  # an exception in Ray's start would end the process with a dump
                 begin(address, cores)
+                take_back()  # Ray would abort the process three seconds after SIGTERM
             yield
         finally:
             ray.shutdown()

@@ -79,6 +79,14 @@ def interruptible() -> Iterator[Interrupts]:
             signal.signal(number, handler)
 
 
+def take_back(number: int = signal.SIGTERM) -> None:
+    """Handle a signal as before a library's own code, as Ray's, took it without Python's knowledge;
+    outside the main thread Python cannot."""
+    handler = signal.getsignal(number)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(number, handler)
+
+
 def exit_code(error: KeyboardInterrupt) -> int:
     """The exit code of a process that a signal ended, as shells expect it: 130 for Ctrl-C."""
     number = error.args[0] if error.args and isinstance(error.args[0], int) else signal.SIGINT

@@ -1,5 +1,6 @@
 """Ray is started and joined without a wait, in the environment that is there, and ends with us."""
 
+import ctypes
 import os
 import shutil
 import signal
@@ -71,6 +72,18 @@ def test_a_signal_while_ray_starts_ends_the_block_after_it(monkeypatch: pytest.M
     assert error.value.args == (signal.SIGTERM,)
     assert done == ["started", "shutdown"]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_signal_that_ray_took_ends_the_block_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python does not see the handlers of Ray's core: that of SIGTERM aborts in three seconds."""
+    ignore = ctypes.c_void_p(int(signal.SIG_IGN))
+    take = ctypes.CDLL(None).signal
+    take.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    monkeypatch.setattr(ray, "init", lambda *_, **__: take(signal.SIGTERM, ignore))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with pytest.raises(KeyboardInterrupt) as error, cluster.started("local", 1):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert error.value.args == (signal.SIGTERM,)
 
 
 def test_more_local_workers_than_cores_are_refused_before_ray_starts(
