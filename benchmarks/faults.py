@@ -264,7 +264,7 @@ def checkpoint(model: str, steps: int, repetitions: int) -> list[str]:
             rounds.append(time.perf_counter() - began)
             if not writes:
                 everyone(run, fleet)
-            log_book.record(trained)
+            log_book.record(trained, lambda: None)
             began = time.perf_counter()
             log_book.checkpoint()
             writes.append(time.perf_counter() - began)

@@ -99,8 +99,8 @@ def run(
             with interrupts.held():
                 if log_book.best and log_book.best.is_new(round, current.session):
                     save_best(log_book.best)
-                if log_book.record(round):
-                    save(directory, current.output(), card)  # a run that is killed has a model
+                # with a checkpoint: a run that is killed has a model
+                log_book.record(round, lambda: save(directory, current.output(), card))
                 tracker.log(round.number, round.metrics)
             if on_round:
                 on_round(round)

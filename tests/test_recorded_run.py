@@ -6,6 +6,7 @@ import os
 import signal
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from fedaccord import engine, recorded_run, runs
 from fedaccord.config import RunConfig
 from fedaccord.engine.fleet import LocalFleet
+from fedaccord.federation.checkpoint import Pace
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.round import Round
 from fedaccord.runs import RunDirectory
@@ -113,6 +115,23 @@ def test_a_full_disk_ends_the_run_with_a_line_that_names_the_file(
     assert "No space left on device: '" in result.stderr
     assert "/x/metrics.csv'" in result.stderr
     assert summary(tmp_path / "runs" / "x")["status"] == "failed"
+
+
+def test_the_model_of_a_checkpoint_counts_in_its_time(
+    monkeypatch: pytest.MonkeyPatch, start: Callable[..., Path]
+) -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def timed(pace: Pace) -> Iterator[None]:
+        events.append("begins")
+        yield
+        events.append("ends")
+
+    monkeypatch.setattr(Pace, "timed", timed)
+    monkeypatch.setattr(recorded_run, "save", lambda *_: events.append("model"))
+    start({"checkpoint-every": 2, "num-server-rounds": 3})
+    assert events == ["begins", "model", "ends", "model"]
 
 
 def test_a_model_that_cannot_be_saved_is_a_failure(

@@ -167,41 +167,40 @@ class Logbook(Book):
         of = _stored(file, read, dict[int, int](), "client numbers by node id")
         return PartitionIds(self.config.num_clients, of, keep)
 
-    def record(self, round: Round) -> bool:
-        """The rows of a round, and a checkpoint if one is due: whether one was written."""
+    def record(self, round: Round, save: Callable[[], None]) -> None:
+        """The rows of a round, and a checkpoint if one is due, with what ``save`` writes."""
         rows = with_evaluations(round.number, round.clients, round.evaluations)
         self.directory.record({"round": round.number, **round.metrics}, rows)
         self._recorded = round.state
-        is_due = round.number > 0 and self._pace.is_due(round.number)
-        if is_due:
-            self.checkpoint()
-        return is_due
+        if round.number > 0 and self._pace.is_due(round.number):
+            with self._pace.timed():
+                self.checkpoint()
+                save()
 
     def checkpoint(self) -> None:
         """Write down the last round that the tables have."""
         s, session = self._recorded, self._session
         if s is None or session is None or s.t == self._saved:
             return
-        with self._pace.timed():
-            server, facts = pack(s)
-            if self.best:
-                server |= self.best.tensors()
-                facts["best"] = self.best.facts()
-            facts |= {
-                "federation": self.federation,
-                "settings": in_use(self.config) | {"num-clients": s.num_clients},
-                "data": self._data,
-                "clients": session.fleet.place,
-                "position": self.directory.position,
-                "shapes": session.shapes,
-            }
-            states = session.fleet.client_states(s.accepted.numpy().data)
-            clients = {i: (round, dict(leaves(state))) for i, (round, state) in states.items()}
-            clients = {i: (round, state) for i, (round, state) in clients.items() if state}
-            self.checkpoints.save(s.t, facts, server, clients)
-            for vector in server.values():
-                release(vector)
-            self.directory.summarise(RUNNING)
+        server, facts = pack(s)
+        if self.best:
+            server |= self.best.tensors()
+            facts["best"] = self.best.facts()
+        facts |= {
+            "federation": self.federation,
+            "settings": in_use(self.config) | {"num-clients": s.num_clients},
+            "data": self._data,
+            "clients": session.fleet.place,
+            "position": self.directory.position,
+            "shapes": session.shapes,
+        }
+        states = session.fleet.client_states(s.accepted.numpy().data)
+        clients = {i: (round, dict(leaves(state))) for i, (round, state) in states.items()}
+        clients = {i: (round, state) for i, (round, state) in clients.items() if state}
+        self.checkpoints.save(s.t, facts, server, clients)
+        for vector in server.values():
+            release(vector)
+        self.directory.summarise(RUNNING)
         self._saved = s.t
         self._set_durable(s)
 
