@@ -12,12 +12,20 @@ from typing import Any
 BESIDE = re.compile(r"\..+\.(?:csv|json|safetensors|toml)\.[0-9]+")  # unfinished files
 
 
-def replace(path: Path, content: bytes, *, durable: bool = False, mode: int = 0o666) -> None:
+def replace(
+    path: Path,
+    content: bytes,
+    *,
+    synced: bool = True,
+    durable: bool = False,
+    mode: int = 0o666,
+) -> None:
     """Write a file atomically: readers see its whole old or its whole new content.
 
-    durable: after a power failure the new content, if the file system can promise that. mode: of
-    the new file, less the process's umask, from its first byte on. A link stays a link; /dev/stdout
-    and the like are written to. Raises OSError, which names the file.
+    synced: after a power failure too; False: once the caller has called `os.sync`. durable: after
+    a power failure the new content, if the file system can promise that. mode: of the new file,
+    less the process's umask, from its first byte on. A link stays a link; /dev/stdout and the like
+    are written to. Raises OSError, which names the file.
     """
     if is_special(path):  # unresolved: a pipe at /dev/stdout has no path
         path.write_bytes(content)
@@ -30,7 +38,8 @@ def replace(path: Path, content: bytes, *, durable: bool = False, mode: int = 0o
         with beside.open("wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())  # no empty file after a power failure
+            if synced:
+                os.fsync(file.fileno())  # no empty file after a power failure
         beside.replace(path)
     except OSError as error:
         raise of_file(error, path) from None

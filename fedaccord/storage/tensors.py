@@ -12,8 +12,11 @@ from torch import Tensor
 from fedaccord.storage.files import read_bytes, regular, replace
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
-    """Write tensors, which may share memory, by name; returns the CRC-32. Raises OSError."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], synced: bool = True) -> int:
+    """Write tensors, which may share memory, by name; returns the CRC-32. Raises OSError.
+
+    synced: as of `replace`.
+    """
     places = set[int]()
     separate = {}
     for name, tensor in tensors.items():  # safetensors refuses two names for the same memory
@@ -22,7 +25,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
         separate[name] = host.clone() if place in places else host
         places.add(place)
     content = save(separate)
-    replace(path, content)
+    replace(path, content, synced=synced)
     return zlib.crc32(content)
 
 

@@ -1,6 +1,7 @@
 """Checkpoints on disk: their files, which of them are kept, and damaged ones."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fedaccord.runs.checkpoint import Checkpoints, DamagedError
+from fedaccord.runs.checkpoint import MANY, Checkpoints, DamagedError
 from fedaccord.storage.files import replace
 
 
@@ -37,6 +38,23 @@ def test_two_checkpoints_are_kept_with_all_files_that_they_name(tmp_path: Path) 
         assert torch.equal(checkpoint.server["w"], torch.full((3,), float(number)))
         assert {i: round for i, (round, _) in checkpoint.clients.items()} == {0: number - 1, 1: 0}
         assert torch.equal(checkpoint.clients[0][1]["c"], torch.full((2,), float(number)))
+
+
+def test_many_new_files_are_synced_together_before_the_checkpoint_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    monkeypatch.setattr(os, "sync", lambda: synced.append("all"))
+    for clients in (MANY, MANY + 1):
+        synced.clear()
+        folder = tmp_path / str(clients)
+        states = {i: (0, {"c": torch.ones(2)}) for i in range(clients)}
+        Checkpoints(folder).save(1, {}, {"w": torch.ones(3)}, states)
+        suffixes = [Path(path).name.split(".")[-2] for path in synced if "." in path]
+        apart = ["safetensors"] * clients if clients == MANY else []
+        assert suffixes == [*apart, "safetensors", "json"]
+        assert synced.index("all") == 0 if clients > MANY else "all" not in synced
 
 
 def test_the_file_of_a_past_round_is_written_once(tmp_path: Path) -> None:
