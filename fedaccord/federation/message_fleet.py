@@ -95,7 +95,7 @@ class MessageFleet:
         # a simulation loses no messages, and handles two of a client at once: see `_still_late`
         ask_again = math.inf if self._is_simulated else ASK_AGAIN
         self.roster = Roster(partition_ids=partition_ids, ask_again=ask_again, card=card)
-        self._late: dict[str, int] = {}  # message -> a simulation's client whose reply is late
+        self._late: dict[str, int] = {}  # message -> node, of replies that no round awaits
         self._at_work: dict[int, _SentRequest] = {}  # by client
         self._ended: dict[int, Reading] = {}  # ended requests, not yet received, in order
 
@@ -180,9 +180,10 @@ class MessageFleet:
             self._ended.pop(instruction.client, None)
 
     def receive(self, clients: Collection[int], wanted: int) -> dict[int, Reading]:
-        for requests in (self._at_work, self._ended):
-            for i in requests.keys() - {*clients}:
-                del requests[i]
+        for i in self._at_work.keys() - {*clients}:
+            self._give_up(i)
+        for i in self._ended.keys() - {*clients}:
+            del self._ended[i]
         began = time.monotonic()
         while True:
             self._look(wanted)
@@ -205,10 +206,11 @@ class MessageFleet:
         clients = self._due()
         size = max((it.size for it in self._at_work.values()), default=0)
         now = time.monotonic()  # replies that arrived until now are read before a request is late
-        for part in parts([*clients], size):
+        for part in parts([*clients, *self._late], size):
             if sum(not isinstance(reading, str) for reading in self._ended.values()) >= wanted:
                 return
             for reply in self._polls.pull(part):
+                self._late.pop(reply.metadata.reply_to_message_id, None)
                 i = clients.get(reply.metadata.reply_to_message_id)
                 sent = None if i is None else self._at_work.get(i)
                 if i is None or sent is None or not is_sender(reply, sent.message):
@@ -218,8 +220,19 @@ class MessageFleet:
                 self._ended[i] = read_training(reply, sent.instruction)
         for i, sent in [*self._at_work.items()]:
             if why := self._why_lost(i, sent, now):
-                del self._at_work[i]
+                self._give_up(i)
                 self._ended[i] = why
+
+    def _give_up(self, client: int) -> None:
+        sent = self._at_work.pop(client)
+        if sent.message_id:
+            self._late[sent.message_id] = sent.node
+
+    def _discard_late(self) -> None:
+        """Read late replies, each of which a SuperLink keeps until it is read; after a message's
+        lifetime it replies with an error."""
+        for reply in self._polls.pull([*self._late]) if self._late else ():
+            self._late.pop(reply.metadata.reply_to_message_id, None)
 
     def _due(self) -> dict[str, int]:
         """The messages to poll for now, and their clients.
@@ -301,15 +314,18 @@ class MessageFleet:
     def _send(
         self, messages: Mapping[int, Message], timeout: float, size: int = 0
     ) -> Iterator[tuple[int, Message]]:
-        """The first reply of each client to its message, in order of arrival; a simulation's late
-        ones are recorded. size: bytes of a reply."""
+        """The first reply of each client to its message, in order of arrival.
+
+        size: bytes of a reply.
+        """
         message_ids = self._polls.push([*messages.values()], timeout)
         nodes = [message.metadata.dst_node_id for message in messages.values()]
         sent = {i: node for i, node in zip(message_ids, nodes, strict=True) if i}
         return self._first_replies(messages, self._receive(sent, timeout, size))
 
     def _receive(self, sent: Mapping[str, int], timeout: float, size: int = 0) -> Iterator[Message]:
-        """Poll for the replies until all have arrived or ``timeout`` seconds are over.
+        """Poll for the replies until all have arrived or ``timeout`` seconds are over; record the
+        late ones.
 
         `Grid.send_and_receive` of a deployment sleeps three seconds between two polls.
         sent: the node of each message.
@@ -324,9 +340,11 @@ class MessageFleet:
                     yield reply
             if not waiting or is_over or (is_last and not self._polls.fails):
                 break
+            self._discard_late()
             waited = time.monotonic() - began
             time.sleep(max(0.0, min(self._polls.pause(waited), timeout - waited)))
             now, is_over = self._polls.connections(), time.monotonic() - began >= timeout
+        self._late |= waiting
 
     def _first_replies(
         self, messages: Mapping[int, Message], replies: Iterable[Message]
@@ -345,8 +363,6 @@ class MessageFleet:
             else:
                 del late[name]
                 yield i, reply
-        if self._is_simulated:
-            self._late |= late
 
     def _still_late(self, clients: Sequence[int], end: float) -> set[int]:
         """The clients of a simulation that are busy with an earlier message; if all are, it waits
@@ -355,10 +371,10 @@ class MessageFleet:
         A SuperNode handles one message after another. A simulation would handle both at once, and
         the later one would overwrite the state with that of its start.
         """
-        while self._late:
-            for reply in self._polls.pull([*self._late]):
-                self._late.pop(reply.metadata.reply_to_message_id, None)
-            late = {*self._late.values()} & {*clients}
+        while self._late and self._is_simulated:
+            self._discard_late()
+            nodes = {*self._late.values()}
+            late = {i for i in clients if self.roster.nodes[i] in nodes}
             if len(late) < max(1, len(clients)) or time.monotonic() > end:
                 return late
             time.sleep(self._polls.pause(0.0))

@@ -196,6 +196,38 @@ def test_a_round_ends_at_its_timeout_with_the_replies_that_are_complete(
     assert 1 <= time.monotonic() - start < 5
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_reply_after_its_round_is_read_and_ignored_in_a_later_one(
+    link: SuperLink, grid: HttpGrid, has_begun: bool
+) -> None:
+    """Its parts would stay at the SuperLink; a message without a reply is over after its TTL."""
+    fleet, store = MessageFleet(grid), cast(Any, link.state.object_store).store
+
+    def round_of(messages: list[Message]) -> set[str]:
+        ids = [message.metadata.message_id for message in messages]
+        assert [*link.upload(messages[1], VALUES[1])]
+        sent_to = dict(zip(ids, link.nodes, strict=True))
+        assert replies(fleet._receive(sent_to, 0.3)).keys() == {ids[1]}
+        return {*fleet._late}
+
+    slow, _ = first = sent(link, grid)
+    transfer = link.upload(slow, VALUES[0])
+    if has_begun:
+        next(transfer)
+    assert round_of(first) == {slow.metadata.message_id}
+    assert len([*transfer]) >= 5
+    kept = len(store)
+    lost, _ = second = sent(link, grid)
+    assert round_of(second) == {lost.metadata.message_id}
+    assert len(store) < kept
+    assert not cast(Any, grid)._client._begun
+    stored = cast(Any, link.state).message_ins_store[lost.metadata.message_id]
+    stored.metadata.__dict__["_ttl"] = 0.0
+    last, _ = third = sent(link, grid)
+    assert round_of(third) == {last.metadata.message_id}
+    assert not cast(Any, grid)._client._begun
+
+
 def test_the_reply_of_a_node_that_was_offline_for_a_while_counts(
     link: SuperLink, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:

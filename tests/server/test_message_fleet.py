@@ -87,6 +87,22 @@ def test_a_reply_that_came_during_the_last_poll_is_not_late(
         assert {row["status"] for row in run.train_round().clients} == {"ok"}
 
 
+@pytest.mark.parametrize("schedule", ["synchronous", "buffered"])
+def test_a_late_reply_does_not_stay_at_the_superlink(schedule: str) -> None:
+    """Client 2's reply arrives in round 2, which waits for client 3."""
+    own = {"schedule": schedule, **({"buffer_size": 6} if schedule == "buffered" else {})}
+    with Net(client_app()) as net, quiet():
+        for i in range(6):
+            net.join(10 + i, i, 6)
+        run = run_over(net, strategy(Scaffold, **own), 2, timeout=0.3)
+        run.begin()
+        for late in (12, 13):
+            net.late = {late}
+            rows = run.train_round().clients
+            assert [row["client"] for row in rows if row["status"] == LATE] == [late - 10]
+            assert [net._node_of[i] for i in net._replies] == [late]
+
+
 @pytest.mark.parametrize(("timeout", "ttl"), [(7.0, 37.0), (90_000.0, 90_030.0)])
 def test_a_message_lives_as_long_as_its_reply_is_awaited(timeout: float, ttl: float) -> None:
     """Not Flower's twelve hours: a device that was away would work off all of them."""
