@@ -87,7 +87,8 @@ def federate(
         from fedaccord.engine.run import partition_report
         from fedaccord.federation.errors import FederationError
         from fedaccord.process import threads
-        from fedaccord.runs.logbook import run_of
+        from fedaccord.runs.checkpoint import Checkpoints
+        from fedaccord.runs.logbook import FOLDER, run_of
         from fedaccord.task import load_task
         from fedaccord.task.multiplications import threads_of_task
 
@@ -123,11 +124,14 @@ def federate(
                     if is_new:
                         path.parent.rmdir()
     except KeyboardInterrupt as error:
-        rest = "nothing was written"
+        rest = ": nothing was written"
         if path is not None and path.exists():
             typed = quote(str(path))
-            rest = f"{path} has the finished rounds; fedaccord resume {typed} continues it"
-        stop(f"interrupted: {rest}", exit_code(error))
+            rest = f": {path} has the finished rounds; fedaccord resume {typed} continues it"
+            if not Checkpoints(path / FOLDER).numbers():
+                rest = f" before its first checkpoint; remove {path} or choose another name, and "
+                rest += "start again"
+        stop(f"interrupted{rest}", exit_code(error))
     except (ValueError, FileNotFoundError) as error:
         stop(error, 2)
     except FederationError as error:

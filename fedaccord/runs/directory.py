@@ -105,10 +105,12 @@ class RunDirectory:
             self._write_config(settings, used or {})
             self._open()
             self.summarise(RUNNING)
-        except OSError as error:  # the name stays free
+        except BaseException as error:  # also an interrupt: the name stays free
             shutil.rmtree(self.path, ignore_errors=True)
             self.close()
-            raise naming.unwritable(self.path, error) from error
+            if isinstance(error, OSError):
+                raise naming.unwritable(self.path, error) from error
+            raise
 
     @classmethod
     def reopen(

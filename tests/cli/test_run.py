@@ -96,6 +96,18 @@ def test_an_error_before_anything_is_written_gives_one_line(
     assert line in refusal(tmp_path, run(tmp_path), code)
 
 
+def test_an_interrupt_before_the_first_checkpoint_advises_no_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedaccord.recorded_run.run_of", Mock(side_effect=KeyboardInterrupt()))
+    result, path = run(tmp_path, "name=x"), tmp_path / "runs" / "x"
+    assert (result.exit_code, summary(path)["status"]) == (130, "interrupted")
+    assert result.stderr == (
+        f"fedaccord: interrupted before its first checkpoint; remove {path} or choose another "
+        "name, and start again\n"
+    )
+
+
 def test_every_key_is_listed() -> None:
     result = success(invoke("run", "--list-keys"))
     lines = result.stdout.splitlines()

@@ -177,6 +177,18 @@ def test_a_run_that_cannot_begin_leaves_its_name_free(
     RunDirectory(str(tmp_path), "x", SETTINGS).close()
 
 
+def test_a_run_that_is_interrupted_as_it_begins_leaves_its_name_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunDirectory, "summarise", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        RunDirectory(str(tmp_path), "x", SETTINGS)
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_a_clock_that_jumps_changes_no_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
