@@ -19,6 +19,7 @@ from rich.console import Console
 from fedaccord.cli.sweep import Display
 from fedaccord.experiments.sweep import Step
 from fedaccord.experiments.sweep.trial import Job, execute
+from fedaccord.runs import trackers
 from tests.cli.shell import invoke, refusal, success
 from tests.experiments.sweep.plans import content, finish, make, table
 
@@ -79,6 +80,20 @@ def test_a_dry_run_prints_the_budget_and_writes_nothing(tmp_path: Path) -> None:
         )
     result = success(invoke("sweep", file, "--dry-run", "--out", tmp_path / "out"))
     assert f"6 runs, 18 rounds, 5 of them in {tmp_path / 'out'}; about " in result.stdout
+
+
+def test_a_dry_run_is_not_tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, start = [], trackers.start
+
+    def follow(name: str, *more: Any) -> trackers.Tracker:
+        names.append(name)
+        return start(trackers.NONE, *more)
+
+    monkeypatch.setattr(trackers, "check", lambda _: None)
+    monkeypatch.setattr(trackers, "start", follow)
+    file = write(tmp_path, content({"lr": [0.05, 0.1]}, {"tracker": "mlflow"}))
+    success(invoke("sweep", file, "--dry-run"))
+    assert names == ["none"]
 
 
 def test_settings_after_the_file_replace_those_of_run(tmp_path: Path) -> None:

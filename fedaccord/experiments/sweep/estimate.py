@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ from fedaccord.experiments.sweep.plan import LADDERS, Plan
 from fedaccord.experiments.sweep.search import budget
 from fedaccord.experiments.sweep.trial import Job, check_measured, summary_of
 from fedaccord.process import threads
+from fedaccord.runs import trackers
 
 TIMED = 3  # rounds: the first one creates states, the last one is evaluated
 
@@ -141,6 +143,8 @@ def timed(settings: Mapping[str, Any], look: Callable[[Path], None] | None = Non
     ends: list[float] = []
     with TemporaryDirectory() as folder, engine.quiet():
         config = RunConfig.make({**settings, "out-dir": folder, "name": "timed"})
+        trackers.check(config.tracker)
+        config = replace(config, tracker=trackers.NONE)  # it is no run of the sweep
         engine.run(config, on_round=lambda _: ends.append(time.perf_counter()))
         whole = time.perf_counter() - began
         if look:
