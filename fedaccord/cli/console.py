@@ -23,6 +23,7 @@ from fedaccord.process.extras import extra_of, install
 from fedaccord.process.interrupts import exit_code
 
 WIDE = 1000  # columns if there is no terminal: a row of a table stays one line
+NO_HOME = "Could not determine home directory"  # begins pathlib's error
 
 
 class Commands(TyperGroup):
@@ -44,6 +45,11 @@ class Commands(TyperGroup):
             if (extra := extra_of(error.name or "")) is None:
                 raise
             code = _complain(f"expected the package {error.name}, found none; {install(extra)}", 2)
+        except RuntimeError as error:
+            if not str(error).startswith(NO_HOME):
+                raise
+            what = "no home directory for a path that begins with ~"
+            code = _complain(f"{what}; write the whole path, or set HOME", 2)
         except OSError as error:  # of its output, such as a full disk
             code = _complain(error, 1)
         sys.exit(code or 0)

@@ -89,6 +89,12 @@ def test_a_character_that_the_terminal_lacks_is_escaped(tmp_path: Path) -> None:
     assert "\\xfcber" in ended.stdout
 
 
+@pytest.mark.parametrize("command", ["compare", "evaluate", "measure", "report", "resume"])
+def test_a_path_without_a_home_directory_is_one_line(command: str, tmp_path: Path) -> None:
+    line = refusal(tmp_path, invoke(command, "~no-such-user/run"))
+    assert "no home directory for a path that begins with ~; write the whole path" in line
+
+
 @pytest.mark.parametrize("words", ["--help", "run --help", "--version"])
 def test_help_imports_no_slow_package(words: str) -> None:
     slow = ("torch", "flwr", "numpy", "pandas", "ray", "sklearn", "psutil")
