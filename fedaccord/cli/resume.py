@@ -6,7 +6,15 @@ import typer
 
 from fedaccord.cli.console import make_console, refusing, stop
 from fedaccord.cli.run import federate
-from fedaccord.cli.settings import Force, Pairs, RunDir, make_absolute, read_run, read_settings
+from fedaccord.cli.settings import (
+    Force,
+    Pairs,
+    RunDir,
+    make_absolute,
+    read_run,
+    read_settings,
+    unread_places,
+)
 from fedaccord.process.interrupts import interruptible
 
 AT_START = {"num-clients", "vectorize"}  # a checkpoint has their values at the start
@@ -70,4 +78,4 @@ def resume(
                 raise is_changed(key, before[key], written[key])
         return written | begun | settings | own
 
-    federate(make_console(), read, at=after)
+    federate(make_console(), read, lambda config: unread_places(config, settings), at=after)

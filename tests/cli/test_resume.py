@@ -21,6 +21,14 @@ def test_a_run_resumes_for_more_rounds(tmp_path: Path) -> None:
     assert "found those of rounds 2, 3\n" in invoke("resume", directory, "--round", "4").stderr
 
 
+def test_a_setting_without_effect_is_a_warning(tmp_path: Path) -> None:
+    success(run(tmp_path, "name=x", "sam.rho=0"))
+    words = ("num-server-rounds=3", "download=true", "eval-train=true")
+    lines = success(invoke("resume", tmp_path / "runs" / "x", *words)).stderr.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("warning: download=true has no effect: it needs dataset=")
+
+
 def test_the_settings_of_a_run_that_resumed_make_it_anew(tmp_path: Path) -> None:
     success(run(tmp_path, "name=x", "num-server-rounds=1"))
     file = tmp_path / "runs" / "x" / "config.toml"
