@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 Runs = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN_DIR...", help="Run directories, or folders that hold some."),
+    typer.Argument(
+        metavar="RUN_DIR...",
+        help="Run directories, or folders that hold some.",
+        readable=False,  # the readers name the folder, and `compare` leaves it out
+    ),
 ]
 Target = Annotated[
     float | None,

@@ -36,7 +36,9 @@ Preset = Annotated[
         metavar="NAME",
     ),
 ]
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory.")]
+RunDir = Annotated[
+    Path, typer.Argument(metavar="RUN_DIR", help="A run directory.", readable=False)
+]
 Force = Annotated[
     bool,
     typer.Option(
@@ -99,7 +101,7 @@ def read_place(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def unread_places(settings: "RunConfig", places: Mapping[str, Any]) -> list[str]:
-    """A line for each of `read_place`'s settings without effect in this configuration."""
+    """A line for each of the settings typed beside RUN_DIR without effect in this configuration."""
     lines = settings.unread(explicit=places)
     return [line for line in lines if line.partition("=")[0] in places]
 

@@ -2,11 +2,13 @@
 
 import csv
 import json
+import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +82,30 @@ def test_a_damaged_run_gives_a_warning_and_the_others_are_compared(
     assert "fedavg" in text
     alone = invoke(command, bad, *out)
     assert (alone.exit_code, alone.stdout, alone.stderr.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.parametrize("command", ["compare", "report"])
+def test_a_folder_without_permission_is_left_out(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, closed = write(tmp_path / "runs", [0.1, 0.5, 0.7]), tmp_path / "closed"
+    closed.mkdir()
+    inside, access = Path.iterdir, os.access
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path == closed:
+            raise PermissionError(13, "Permission denied")
+        return inside(path)
+
+    def may(path: Any, mode: int) -> bool:
+        return os.fspath(path) != str(closed) and access(path, mode)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    monkeypatch.setattr(os, "access", may)
+    out = ["--out", tmp_path / "r.html"] if command == "report" else []
+    result = success(invoke(command, good, closed, *out))
+    line = f"warning: left out: {closed}: expected a run directory with config.toml, found a folder"
+    assert result.stderr == f"{line} without permission to read it\n"
 
 
 def test_many_damaged_runs_give_few_lines(tmp_path: Path) -> None:
