@@ -117,9 +117,10 @@ def run(
         )
         try:
             state = log_book.restore(current.session)
-            directory.path.joinpath(BEST).unlink(missing_ok=True)  # perhaps of a later round
-            if log_book.best and log_book.best.facts():
+            if log_book.best and log_book.best.facts():  # the file may be of a later round
                 save_best(log_book.best)
+            else:
+                directory.path.joinpath(BEST).unlink(missing_ok=True)
             result = current.play(state and with_lost_states(state, current.session, config))
             check_result(current, result, loss_of(method, task))
         finally:

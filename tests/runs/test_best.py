@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -12,7 +13,7 @@ import torch
 from fedaccord.config import RunConfig
 from fedaccord.engine import quiet, run
 from fedaccord.federation.round import Round
-from fedaccord.runs import load_model
+from fedaccord.runs import RunDirectory, load_model
 from fedaccord.runs.best import BEST, Best
 from fedaccord.runs.metrics import best
 from tests.cli.shell import invoke, summary
@@ -88,6 +89,17 @@ def test_a_run_that_resumes_keeps_the_best_of_the_rounds_that_count(tmp_path: Pa
         assert line in " ".join(result.stderr.split())
     result = invoke("resume", parts, "num-server-rounds=10")
     assert "keeps the best" not in result.stderr
+
+
+def test_a_full_disk_at_a_resume_leaves_the_best_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = federate(tmp_path, 2, name="x", **{"keep-best": "test-accuracy"})
+    before = (path / BEST).read_bytes()
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    monkeypatch.setattr(RunDirectory, "save_model", full)
+    assert invoke("resume", path, "num-server-rounds=3").exit_code == 1
+    assert (path / BEST).read_bytes() == before
 
 
 def test_a_value_of_another_metric_is_not_restored() -> None:
