@@ -97,8 +97,8 @@ def renew(
             raise ValueError(f"{folder}: expected {made}, got one without `server`")
         file = folder / "server" / folders.CERTIFICATE
         hosts = _hosts(host or certificates.hosts_of(certificates.read_certificate(file)))
-        folders.renew(folder, hosts)
         facts = folders.read_facts(folder / "server")
+        folders.renew(folder, hosts)
         if host and hosts[0] != facts.host:
             folders.write_facts(folder, facts._replace(host=hosts[0]))
             facts_of = f"{folders.FACTS} to the server and to each device"

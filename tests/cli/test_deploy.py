@@ -196,6 +196,15 @@ def test_a_renewed_certificate_is_trusted_like_the_old_one(tmp_path: Path) -> No
     assert "ca.crt" in refusal(tmp_path, invoke("deploy", "renew", path))
 
 
+def test_a_server_without_its_facts_keeps_its_certificate(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    invoke("deploy", "init", path, "--supernodes", 1, "--host", "192.0.2.10")
+    (path / "server" / folders.FACTS).unlink()
+    before = {name: (path / "server" / name).read_bytes() for name in ("server.key", "server.crt")}
+    assert f"{folders.FACTS} cannot be read" in refusal(tmp_path, invoke("deploy", "renew", path))
+    assert {name: (path / "server" / name).read_bytes() for name in before} == before
+
+
 def test_a_full_disk_leaves_the_server_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
