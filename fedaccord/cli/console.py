@@ -61,14 +61,24 @@ class Commands(TyperGroup):
             return _complain("interrupted", exit_code(error))
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """A command whose arguments have their help, which click 8.5 takes from those of typer."""
+        """A command that refuses empty paths, and whose arguments have their help, which click 8.5
+        takes from those of typer."""
         command = super().get_command(context, name)
         if command is not None and command.callback is not None:
             hints = get_type_hints(command.callback, include_extras=True)
             for argument in command.params:
+                if isinstance(argument.type, click.Path):
+                    argument.callback = _refuse_empty
                 if isinstance(argument, TyperArgument) and argument.name in hints:
                     argument.help = hints[argument.name].__metadata__[0].help
         return command
+
+
+def _refuse_empty(context: click.Context, argument: click.Parameter, value: Any) -> Any:
+    """Refuse an empty path, such as of a variable that is not set: it would be this folder."""
+    if "" in (value if isinstance(value, tuple) else (value,)):
+        raise click.BadParameter("expected a path, got an empty one", context, argument)
+    return value
 
 
 def _open_streams() -> None:

@@ -36,9 +36,7 @@ Preset = Annotated[
         metavar="NAME",
     ),
 ]
-RunDir = Annotated[
-    Path, typer.Argument(metavar="RUN_DIR", help="A run directory.", readable=False)
-]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory.", readable=False)]
 Force = Annotated[
     bool,
     typer.Option(
@@ -139,9 +137,9 @@ def _value(text: str, kind: type | None) -> Any:
 
 
 def _of_file(file: Path | None, preset: str | None) -> dict[str, Any]:
-    if file and preset:
+    if file and preset is not None:
         raise ValueError("expected --config or --preset, got both; leave one out")
-    if preset:
+    if preset is not None:
         from fedaccord.experiments.presets import preset_file
 
         file = preset_file(preset)

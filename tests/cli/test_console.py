@@ -95,6 +95,14 @@ def test_a_path_without_a_home_directory_is_one_line(command: str, tmp_path: Pat
     assert "no home directory for a path that begins with ~; write the whole path" in line
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("evaluate", ""), ("compare", "x", ""), ("report", "x", "--out", ""), ("deploy", "key", "")],
+)
+def test_an_empty_path_is_not_this_folder(words: tuple[str, ...], tmp_path: Path) -> None:
+    assert "expected a path, got an empty one" in refusal(tmp_path, invoke(*words))
+
+
 @pytest.mark.parametrize("words", ["--help", "run --help", "--version"])
 def test_help_imports_no_slow_package(words: str) -> None:
     slow = ("torch", "flwr", "numpy", "pandas", "ray", "sklearn", "psutil")

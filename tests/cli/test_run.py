@@ -141,6 +141,7 @@ def test_every_key_is_listed() -> None:
         ("dataset=cifar10", "set download=true"),
         ("threads=100000", "threads: expected at most "),
         ("out-dir=/dev/null/runs", "out-dir: cannot write to"),
+        ("--preset=", "--preset: unknown preset ''; `fedaccord presets` lists them"),
         ("lr", "expected key=value, e.g. lr=0.05, got 'lr'"),
         ("--lr=1", "No such option"),
     ],
