@@ -38,6 +38,11 @@ def evaluate(
         if not (run / "config.toml").is_file():
             raise ValueError(f"{run}: expected a run directory with model.safetensors, found none")
         reported = _reported(run)
+        if best and not read_run(run).get("keep-best"):
+            raise ValueError(
+                f"{run}: expected a run directory with {BEST}, found none: keep-best was off; "
+                "leave out --best"
+            )
         with console.status("evaluating"):
             values, others = _evaluate(run, places, BEST if best else MODEL)
     table, moved = Table.grid(padding=(0, 2)), []
@@ -73,7 +78,10 @@ def _reported(run: Path) -> dict[str, Any]:
     from fedaccord.storage.files import read_json
 
     file = run / "summary.json"
-    summary = read_json(file)
+    try:
+        summary = read_json(file)
+    except ValueError as error:
+        raise ValueError(f"{run}: {error}") from None
     if not isinstance(summary, dict):
         raise ValueError(f"{file}: expected the summary of a run, got a damaged file")
     best = summary.get("best-model", {"metric": "", "value": None})

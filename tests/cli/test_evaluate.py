@@ -195,6 +195,7 @@ def test_other_data_and_code_than_those_of_the_run_are_named(
             "null",
             "{run}/summary.json: expected the summary of a run, got a damaged",
         ),
+        ("summary.json", '{"a', "{run}: summary.json: expected JSON, got a damaged file (Un"),
         ("summary.json", '{"test-loss-last": "much"}', "{run}/summary.json: expected numbers as"),
         ("summary.json", '{"best-model": 3}', "{run}/summary.json: expected numbers as metrics"),
         ("config.toml", "?", "{run}: expected a run directory; {run}/config.toml is not valid"),

@@ -123,7 +123,8 @@ def test_evaluate_finds_the_best_model(tmp_path: Path) -> None:
     other = federate(tmp_path, 1, name="y")
     result = invoke("evaluate", other, "--best")
     assert result.exit_code == 2
-    assert "expected a run directory with best.safetensors, found none" in result.stderr
+    line = "expected a run directory with best.safetensors, found none: keep-best was off"
+    assert line in result.stderr
 
 
 @pytest.mark.parametrize(
