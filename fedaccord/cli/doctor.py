@@ -190,6 +190,7 @@ def check_disks(out_dir: Path) -> Iterator[Check]:
 def check_settings(settings: "RunConfig") -> Iterator[Check]:
     """Whether the settings are valid and fit into memory in process."""
     from fedaccord.federation.budget import first_of
+    from fedaccord.runs.best import Best
     from fedaccord.task import find_device
 
     strategy, clients = settings.strategy, settings.num_clients
@@ -197,6 +198,7 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
         yield ok("device", str(find_device(settings.task.device)))
         threads.check(settings.threads)
         strategy.check_clients(clients)
+        _check_start(settings)
         if graph := strategy.topology.describe(clients):
             yield ok("graph", graph)
         if guarantee := strategy.guarantee:
@@ -206,11 +208,37 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
         yield fail("settings", error)
         return
     facts, loaded = yield from _check_data(settings)
+    try:
+        if settings.keep_best:
+            Best(settings, (loaded or settings.task).metrics)
+    except ValueError as error:
+        yield fail("keep-best", error)
     if facts is None:
         return
     model = yield from _check_model(settings, facts, loaded)
     if model is not None:
         yield from _check_memory(settings, model, facts.size)
+
+
+def _check_start(settings: "RunConfig") -> None:
+    """Raises ValueError, in one line, if `fedaccord run` refuses the workers, the file of devices
+    or the run directory."""
+    from fedaccord.federation import device_profiles
+    from fedaccord.runs import naming
+    from fedaccord.runs.logbook import run_of
+
+    if settings.ray_address == "local":
+        threads.check(settings.workers, "workers", "0 trains the clients in this process")
+    profile = settings.strategy.device_profile
+    if profile not in (device_profiles.NONE, device_profiles.LOGNORMAL):
+        device_profiles.read(Path(profile), settings.num_clients)
+    if settings.resume:
+        if not (path := run_of(settings)).is_dir():
+            raise ValueError(f"{path}: expected the directory of a run, found none")
+        return
+    path = naming.place(settings.out_dir, settings.name, settings.flat)
+    if settings.name and os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
+        raise naming.taken(path)
 
 
 def _check_data(

@@ -120,6 +120,13 @@ def test_numbers_and_tokens_of_ones_own_fit(tmp_path: Path, words: list[str]) ->
         (["dataset=cifar10"], "data", "fail "),
         (["dataset=npz", "data-dir=/no/such.npz"], "data", "fail npz: expected a .npz file"),
         (["num-clients=2000"], "partition", "fail "),
+        (["device-profile=/no/such.csv"], "settings", "fail device-profile: /no/such.csv: No such"),
+        (["workers=9999"], "settings", "fail workers: expected at most "),
+        (["resume=true"], "settings", "fail resume: expected name=..., the run's directory"),
+        (["resume=true", "name=none"], "settings", "fail {tmp_path}/none: expected the directory"),
+        (["name=../x"], "settings", "fail name: expected a folder below out-dir, got '../x'"),
+        (["name=file"], "settings", "fail name: {tmp_path}/file exists already; choose another"),
+        (["keep-best=client-loss"], "keep-best", "fail keep-best: expected a metric that this run"),
         (["dataset=tests.own:absent"], "data", "fail dataset: expected a function of tests.own, "),
         (["dataset=tests.own:below_zero"], "data", "fail dataset: "),
         ([*OWN, "model=tests.own:few_outputs"], "model", "fail model: expected "),
@@ -135,9 +142,10 @@ def test_numbers_and_tokens_of_ones_own_fit(tmp_path: Path, words: list[str]) ->
 def test_settings_that_cannot_run_fail(
     tmp_path: Path, words: list[str], subject: str, message: str
 ) -> None:
-    code, lines = doctor(*words, FEDACCORD_CACHE=str(tmp_path))
+    (tmp_path / "file").touch()
+    code, lines = doctor(f"out-dir={tmp_path}", *words, FEDACCORD_CACHE=str(tmp_path / "cache"))
     assert code == 1
-    assert lines[subject].startswith(message)
+    assert lines[subject].startswith(message.format(tmp_path=tmp_path))
 
 
 def test_functions_of_ones_own_are_called(tmp_path: Path) -> None:
