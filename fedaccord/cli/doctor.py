@@ -204,7 +204,7 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
         if guarantee := strategy.guarantee:
             at = strategy.fraction_train, settings.num_server_rounds, clients
             yield ok("privacy", f"noise multiplier {first_of(guarantee, *at).multiplier:.4g}")
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         yield fail("settings", error)
         return
     facts, loaded = yield from _check_data(settings)
@@ -221,24 +221,22 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
 
 
 def _check_start(settings: "RunConfig") -> None:
-    """Raises ValueError, in one line, if `fedaccord run` refuses the workers, the file of devices
-    or the run directory."""
+    """Raises ValueError or FileNotFoundError, in one line, if `fedaccord run` refuses the workers,
+    the file of devices or the run directory."""
     from fedaccord.federation import device_profiles
     from fedaccord.runs import naming
-    from fedaccord.runs.logbook import run_of
+    from fedaccord.runs.logbook import check_begun
 
-    if settings.ray_address == "local":
-        threads.check(settings.workers, "workers", "0 trains the clients in this process")
+    threads.check_workers(settings.workers, settings.ray_address)
     profile = settings.strategy.device_profile
     if profile not in (device_profiles.NONE, device_profiles.LOGNORMAL):
         device_profiles.read(Path(profile), settings.num_clients)
     if settings.resume:
-        if not (path := run_of(settings)).is_dir():
-            raise ValueError(f"{path}: expected the directory of a run, found none")
+        check_begun(settings)
         return
     path = naming.place(settings.out_dir, settings.name, settings.flat)
-    if settings.name and os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
-        raise naming.taken(path)
+    if settings.name and os.path.lexists(path):
+        naming.check_free(path)
 
 
 def _check_data(

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fedaccord.cli.console import make_console, refusing, warn
 from fedaccord.cli.progress import written
-from fedaccord.cli.settings import Pairs, RunDir, read_place, read_run, read_toml, unread_places
+from fedaccord.cli.settings import Pairs, RunDir, read_place, read_run, read_toml, unread_typed
 
 ALIKE = 0.01  # differences of machines, devices and precisions are smaller
 
@@ -122,7 +122,7 @@ def _evaluate(
     from fedaccord.task.multiplications import threads_of_task
 
     settings, contents = RunConfig.make(read_run(run) | more), _contents(run)
-    for line in unread_places(settings, more):
+    for line in unread_typed(settings, more):
         warn(line)
     threads.check(settings.threads)
     task = load_task(settings.task, num_clients=1, whole=True)

@@ -18,7 +18,7 @@ from fedaccord.cli.console import (
     stop,
     warn,
 )
-from fedaccord.cli.settings import read_place, unread_places
+from fedaccord.cli.settings import read_place, unread_typed
 
 FORMATS = (".png", ".pdf")
 
@@ -196,7 +196,7 @@ def _measured(
     with threads_of_task(saved.config.threads, saved.task, saved.config.strategy).in_use():
         values = [*measures(saved, options, reference)]
         surface = landscape(saved, options) if is_drawn else None
-    return values, surface, unread_places(saved.config, place)
+    return values, surface, unread_typed(saved.config, place)
 
 
 def _parted(words: "Sequence[str]") -> tuple[list[Path], list[str]]:

@@ -13,7 +13,7 @@ from fedaccord.cli.settings import (
     make_absolute,
     read_run,
     read_settings,
-    unread_places,
+    unread_typed,
 )
 from fedaccord.process.interrupts import interruptible
 
@@ -78,4 +78,4 @@ def resume(
                 raise is_changed(key, before[key], written[key])
         return written | begun | settings | own
 
-    federate(make_console(), read, lambda config: unread_places(config, settings), at=after)
+    federate(make_console(), read, lambda config: unread_typed(config, settings), at=after)

@@ -98,10 +98,10 @@ def read_place(pairs: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def unread_places(settings: "RunConfig", places: Mapping[str, Any]) -> list[str]:
+def unread_typed(settings: "RunConfig", typed: Mapping[str, Any]) -> list[str]:
     """A line for each of the settings typed beside RUN_DIR without effect in this configuration."""
-    lines = settings.unread(explicit=places)
-    return [line for line in lines if line.partition("=")[0] in places]
+    lines = settings.unread(explicit=typed)
+    return [line for line in lines if line.partition("=")[0] in typed]
 
 
 def make_absolute(values: dict[str, Any]) -> None:

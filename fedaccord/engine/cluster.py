@@ -19,7 +19,7 @@ from fedaccord.data.seeding import ALONE
 from fedaccord.federation import ray_cluster
 from fedaccord.federation.errors import last_line
 from fedaccord.process.interrupts import interruptible, take_back
-from fedaccord.process.threads import check as check_cores
+from fedaccord.process.threads import check_workers
 from fedaccord.storage.files import nearest
 
 ENVIRONMENT = {  # of this process and of Ray's while Ray runs; the user's values have priority
@@ -73,8 +73,7 @@ def ray_for(workers: int, address: str, threads: int, gpus: float) -> Iterator[M
             with tensors_as_arrays():
                 yield {"num_cpus": 0, "num_gpus": gpus}
             return
-        if address == "local":
-            check_cores(workers, "workers", "0 trains the clients in this process")
+        check_workers(workers, address)
         with started(address, workers * threads):
             for what, each, key in (("CPU", threads, "threads"), ("GPU", gpus, "gpus-per-worker")):
                 more = f" for {workers} workers of {each:g}; lower workers or {key}"

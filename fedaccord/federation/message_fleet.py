@@ -231,8 +231,9 @@ class MessageFleet:
     def _discard_late(self) -> None:
         """Read late replies, each of which a SuperLink keeps until it is read; after a message's
         lifetime it replies with an error."""
-        for reply in self._polls.pull([*self._late]) if self._late else ():
-            self._late.pop(reply.metadata.reply_to_message_id, None)
+        if self._late:
+            for reply in self._polls.pull([*self._late]):
+                self._late.pop(reply.metadata.reply_to_message_id, None)
 
     def _due(self) -> dict[str, int]:
         """The messages to poll for now, and their clients.
@@ -350,7 +351,7 @@ class MessageFleet:
         self, messages: Mapping[int, Message], replies: Iterable[Message]
     ) -> Iterator[tuple[int, Message]]:
         clients = {message.metadata.message_id: i for i, message in messages.items()}
-        late = dict(clients)
+        answered = set[str]()
         for reply in replies:
             name = reply.metadata.reply_to_message_id
             i = clients.get(name)
@@ -358,10 +359,10 @@ class MessageFleet:
                 log.info("ignored a reply to no message of this round")
             elif not is_sender(reply, messages[i]):
                 log.info("ignored a reply for client %d that another node sent", i)
-            elif name not in late:
+            elif name in answered:
                 log.info("ignored a second reply of client %d", i)
             else:
-                del late[name]
+                answered.add(name)
                 yield i, reply
 
     def _still_late(self, clients: Sequence[int], end: float) -> set[int]:

@@ -79,12 +79,12 @@ def interruptible() -> Iterator[Interrupts]:
             signal.signal(number, handler)
 
 
-def take_back(number: int = signal.SIGTERM) -> None:
-    """Handle a signal as before a library's own code, as Ray's, took it without Python's knowledge;
+def take_back() -> None:
+    """Handle SIGTERM as before a library's own code, as Ray's, took it without Python's knowledge;
     outside the main thread Python cannot."""
-    handler = signal.getsignal(number)
+    handler = signal.getsignal(signal.SIGTERM)
     if handler is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(number, handler)
+        signal.signal(signal.SIGTERM, handler)
 
 
 def exit_code(error: KeyboardInterrupt) -> int:

@@ -56,6 +56,12 @@ def check(wanted: int, key: str = "threads", advice: str = "0 uses a fitting num
         )
 
 
+def check_workers(wanted: int, address: str) -> None:
+    """As `check`, for worker processes with Ray at this address."""
+    if address == "local":
+        check(wanted, "workers", "0 trains the clients in this process")
+
+
 def cores() -> int:
     """The cores that this process may use: by affinity and by its container's quota."""
     try:

@@ -80,9 +80,7 @@ class Logbook(Book):
             raise
 
     def _resume(self, used: Mapping[str, Any], at: int | None, in_process: bool) -> None:
-        config, path = self.config, run_of(self.config)
-        if not path.is_dir():
-            raise FileNotFoundError(f"{path}: expected the directory of a run, found none")
+        config, path = self.config, check_begun(self.config)
         self.checkpoints = Checkpoints(path / FOLDER)
         with ExitStack() as stack:
             lock = Lock(path)
@@ -357,6 +355,14 @@ def run_of(config: RunConfig) -> Path:
     if not config.name:
         raise ValueError("resume: expected name=..., the run's directory below out-dir, got none")
     return place(config.out_dir, config.name, config.flat)
+
+
+def check_begun(config: RunConfig) -> Path:
+    """As `run_of`. Raises FileNotFoundError, in one line, if there is no such directory."""
+    path = run_of(config)
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path}: expected the directory of a run, found none")
+    return path
 
 
 def with_its_clients(config: RunConfig) -> RunConfig:

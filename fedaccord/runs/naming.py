@@ -68,11 +68,16 @@ def make(out_dir: str, name: str, settings: Mapping[str, Any]) -> Path:
         except FileExistsError:
             if not name:
                 continue  # another run has just made it
-            if not path.is_dir() or any(path.iterdir()):
-                raise taken(path) from None
+            check_free(path)
         except OSError as error:
             raise unwritable(path, error) from error
         return path
+
+
+def check_free(path: Path) -> None:
+    """Raises ValueError, in one line, if an existing path is not an empty folder."""
+    if not path.is_dir() or any(path.iterdir()):
+        raise taken(path) from None
 
 
 def taken(path: Path) -> ValueError:
