@@ -182,7 +182,7 @@ def read_run(run: Path) -> dict[str, Any]:
 def read_toml(file: Path, option: str = "") -> dict[str, Any]:
     """Raises ValueError, in one line that begins with ``option``, if the file cannot be read."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        return tomllib.loads(file.expanduser().read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"{option}cannot read {file} ({error.strerror}); check the path") from None
     except ValueError as error:

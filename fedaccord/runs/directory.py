@@ -67,11 +67,17 @@ def tables(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys: the inverse of `tables`."""
+    """Nested tables as dotted keys: the inverse of `tables`. Raises ValueError on a key twice."""
     flat: dict[str, Any] = {}
     for name, value in nested.items():
         is_table = isinstance(value, Mapping)
-        flat |= flatten(value, f"{prefix}{name}.") if is_table else {prefix + name: value}
+        found = flatten(value, f"{prefix}{name}.") if is_table else {prefix + name: value}
+        if twice := sorted(flat.keys() & found.keys()):
+            raise ValueError(
+                f"{twice[0]}: expected one value, got two, in a table and as a key in quotes; "
+                "remove one"
+            )
+        flat |= found
     return flat
 
 

@@ -105,6 +105,10 @@ def test_a_key_given_twice_and_keys_without_effect_give_one_warning_each(tmp_pat
         ("lr = 'fast'", "lr: expected a number"),
         ("[fedinit]\nlr = 1", "unknown key 'fedinit.lr'"),
         ("run = 3", "unknown key 'run'"),
+        (
+            "'sam.rho' = 0.1\n[sam]\nrho = 0.2",
+            "sam.rho: expected one value, got two, in a table and as a key in quotes; remove one",
+        ),
         ("[run]\nlr = 0.1\n[space]\nlr = [0.1]", "preset.toml is a sweep file: start it"),
         ("lr = 0.1\n[sweep]\nseeds = [0]", "preset.toml is a sweep file: start it"),
         (

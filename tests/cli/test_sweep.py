@@ -20,7 +20,7 @@ from fedaccord.cli.sweep import Display
 from fedaccord.experiments.sweep import Step
 from fedaccord.experiments.sweep.trial import Job, execute
 from fedaccord.runs import trackers
-from tests.cli.shell import invoke, refusal, success
+from tests.cli.shell import invoke, refusal, run, success
 from tests.experiments.sweep.plans import content, finish, make, table
 
 
@@ -94,6 +94,16 @@ def test_a_dry_run_is_not_tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     file = write(tmp_path, content({"lr": [0.05, 0.1]}, {"tracker": "mlflow"}))
     success(invoke("sweep", file, "--dry-run"))
     assert names == ["none"]
+
+
+def test_files_may_begin_with_the_home_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path, content({"lr": [0.05, 0.1]}))
+    (tmp_path / "fast.toml").write_text("lr = 'fast'")
+    success(invoke("sweep", "~/sweep.toml", "--dry-run"))
+    assert "lr: expected a number" in refusal(tmp_path, run(tmp_path, "--config=~/fast.toml"))
 
 
 def test_settings_after_the_file_replace_those_of_run(tmp_path: Path) -> None:
