@@ -89,6 +89,7 @@ def federate(
         from fedaccord.process import threads
         from fedaccord.runs.checkpoint import Checkpoints
         from fedaccord.runs.logbook import FOLDER, run_of
+        from fedaccord.runs.naming import check_free
         from fedaccord.task import load_task
         from fedaccord.task.multiplications import threads_of_task
 
@@ -99,6 +100,8 @@ def federate(
         settings.strategy.check_clients(settings.num_clients)
         if settings.resume:
             run_of(settings)  # raises without a name
+        else:  # an interrupt while Ray starts must not name the folder of another run
+            check_free(runs.place(settings.out_dir, settings.name, settings.flat))
         for line in warnings(settings):
             warn(line)
         threads.check(settings.threads)

@@ -75,8 +75,8 @@ def make(out_dir: str, name: str, settings: Mapping[str, Any]) -> Path:
 
 
 def check_free(path: Path) -> None:
-    """Raises ValueError, in one line, if an existing path is not an empty folder."""
-    if not path.is_dir() or any(path.iterdir()):
+    """Raises ValueError, in one line, if a path exists and is not an empty folder."""
+    if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
         raise taken(path) from None
 
 

@@ -154,6 +154,18 @@ def test_a_bad_setting_gives_one_line(
     assert message in refusal(tmp_path, run(tmp_path, *word.split()))
 
 
+def test_an_interrupt_does_not_name_a_folder_that_is_not_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With workers Ray starts before the run's directory is made."""
+    monkeypatch.setattr("fedaccord.engine.run", Mock(side_effect=KeyboardInterrupt()))
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "runs" / "x" / "thesis.tex").touch()
+    result = run(tmp_path, "name=x")
+    assert result.exit_code == 2
+    assert "x exists already; choose another name" in result.stderr
+
+
 def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
     def contents() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
