@@ -198,15 +198,18 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
         yield ok("device", str(find_device(settings.task.device)))
         threads.check(settings.threads)
         strategy.check_clients(clients)
-        _check_start(settings)
         if graph := strategy.topology.describe(clients):
             yield ok("graph", graph)
         if guarantee := strategy.guarantee:
             at = strategy.fraction_train, settings.num_server_rounds, clients
             yield ok("privacy", f"noise multiplier {first_of(guarantee, *at).multiplier:.4g}")
-    except (ValueError, FileNotFoundError) as error:
+    except ValueError as error:
         yield fail("settings", error)
         return
+    try:
+        _check_start(settings)
+    except (ValueError, OSError) as error:
+        yield fail("settings", error)
     facts, loaded = yield from _check_data(settings)
     try:
         if settings.keep_best:
@@ -221,8 +224,8 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
 
 
 def _check_start(settings: "RunConfig") -> None:
-    """Raises ValueError or FileNotFoundError, in one line, if `fedaccord run` refuses the workers,
-    the file of devices or the run directory."""
+    """Raises ValueError or OSError, in one line, if `fedaccord run` refuses the workers, the file
+    of devices or the run directory."""
     from fedaccord.federation import device_profiles
     from fedaccord.runs import naming
     from fedaccord.runs.logbook import check_begun
@@ -234,9 +237,7 @@ def _check_start(settings: "RunConfig") -> None:
     if settings.resume:
         check_begun(settings)
         return
-    path = naming.place(settings.out_dir, settings.name, settings.flat)
-    if settings.name and os.path.lexists(path):
-        naming.check_free(path)
+    naming.check_free(naming.place(settings.out_dir, settings.name, settings.flat))
 
 
 def _check_data(

@@ -148,6 +148,15 @@ def test_settings_that_cannot_run_fail(
     assert lines[subject].startswith(message.format(tmp_path=tmp_path))
 
 
+def test_a_name_that_is_taken_hides_no_other_check(tmp_path: Path) -> None:
+    """As with the config.toml of a run, which names it."""
+    (tmp_path / "x").touch()
+    code, lines = doctor("model=linear", "name=x", f"out-dir={tmp_path}")
+    assert code == 1
+    assert lines["settings"].startswith("fail name: ")
+    assert lines["memory"].startswith("ok ")
+
+
 def test_functions_of_ones_own_are_called(tmp_path: Path) -> None:
     words = (*OWN, "model=linear")
     code, lines = doctor(*words, FEDACCORD_CACHE=str(tmp_path))
