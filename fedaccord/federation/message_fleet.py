@@ -176,6 +176,8 @@ class MessageFleet:
             message = messages[instruction.client]
             since = self.roster.online[message.metadata.dst_node_id]
             sent = _SentRequest(message, message_id, instruction, since, deadline, request.nbytes)
+            if instruction.client in self._at_work:  # all visits ended, as by a reset
+                self._give_up(instruction.client)
             self._at_work[instruction.client] = sent
             self._ended.pop(instruction.client, None)
 

@@ -103,6 +103,21 @@ def test_a_late_reply_does_not_stay_at_the_superlink(schedule: str) -> None:
             assert [net._node_of[i] for i in net._replies] == [late]
 
 
+def test_a_reply_to_a_request_that_another_replaced_does_not_stay_at_the_superlink() -> None:
+    """After a reset, which ends all visits, every client has a new request at once."""
+    with Net(client_app()) as net, quiet():
+        for i in range(6):
+            net.join(10 + i, i, 6)
+        run = run_over(net, strategy(Scaffold, schedule="buffered", buffer_size=3), 2)
+        run.begin()
+        net.late = {12}
+        run.train_round()
+        net.late = set()
+        run._state = run.state._replace(visits=())
+        run.train_round()
+        assert not net._replies
+
+
 @pytest.mark.parametrize(("timeout", "ttl"), [(7.0, 37.0), (90_000.0, 90_030.0)])
 def test_a_message_lives_as_long_as_its_reply_is_awaited(timeout: float, ttl: float) -> None:
     """Not Flower's twelve hours: a device that was away would work off all of them."""
