@@ -85,10 +85,9 @@ def _open_streams() -> None:
     """Streams that take every text: a character that their encoding lacks is escaped, and text for
     a stream that was closed, whose number the next file would get, is lost."""
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
+        if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  for the process
-        elif isinstance(stream, TextIOWrapper):
+        if isinstance(stream := getattr(sys, name), TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 

@@ -16,7 +16,13 @@ from rich.console import Console
 
 from fedaccord import __version__
 from fedaccord.cli import app
-from fedaccord.cli.console import make_console, print_progress, print_table, printable
+from fedaccord.cli.console import (
+    _open_streams,
+    make_console,
+    print_progress,
+    print_table,
+    printable,
+)
 from tests.cli.shell import REPOSITORY, invoke, refusal, success
 
 
@@ -78,6 +84,13 @@ def test_a_run_goes_on_without_one_of_its_streams(closed: int, tmp_path: Path) -
     assert ended.returncode == 0, ended.stderr
     assert ("round 1/1" in ended.stdout) == (closed != 1)
     assert ended.stderr == ""
+
+
+def test_a_closed_stream_takes_every_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    _open_streams()
+    with sys.stdout:
+        print("\udcff")  # of a file's name that is not UTF-8
 
 
 def test_a_character_that_the_terminal_lacks_is_escaped(tmp_path: Path) -> None:
