@@ -77,7 +77,7 @@ class Commands(TyperGroup):
 def _refuse_empty(context: click.Context, argument: click.Parameter, value: Any) -> Any:
     """Refuse an empty path, such as of a variable that is not set: it would be this folder."""
     if "" in (value if isinstance(value, tuple) else (value,)):
-        raise click.BadParameter("expected a path, got an empty one", context, argument)
+        raise click.BadParameter("expected a path, got an empty one.", context, argument)
     return value
 
 
