@@ -88,7 +88,7 @@ def federate(
         from fedaccord.federation.errors import FederationError
         from fedaccord.process import threads
         from fedaccord.runs.checkpoint import Checkpoints
-        from fedaccord.runs.logbook import FOLDER, run_of
+        from fedaccord.runs.logbook import FOLDER, check_begun
         from fedaccord.runs.naming import check_free
         from fedaccord.task import load_task
         from fedaccord.task.multiplications import threads_of_task
@@ -99,7 +99,7 @@ def federate(
         settings = RunConfig.make(read())
         settings.strategy.check_clients(settings.num_clients)
         if settings.resume:
-            run_of(settings)  # raises without a name
+            check_begun(settings)
         else:  # an interrupt while Ray starts must not name the folder of another run
             check_free(runs.place(settings.out_dir, settings.name, settings.flat))
         for line in warnings(settings):

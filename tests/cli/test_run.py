@@ -166,6 +166,14 @@ def test_an_interrupt_does_not_name_a_folder_that_is_not_the_runs(
     assert "x exists already; choose another name" in result.stderr
 
 
+def test_an_absent_run_is_not_resumed_before_the_data_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedaccord.task.load_task", Mock(side_effect=KeyboardInterrupt()))
+    line = refusal(tmp_path, run(tmp_path, "name=x", "resume=true"))
+    assert f"{tmp_path}/runs/x: expected the directory of a run, found none" in line
+
+
 def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
     def contents() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
