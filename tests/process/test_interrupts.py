@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from fedaccord.process.interrupts import exit_code, interruptible
+from fedaccord.process.interrupts import exit_code, interruptible, take_back
 
 
 @pytest.fixture(autouse=True)
@@ -112,6 +112,7 @@ def test_outside_the_main_thread_nothing_is_handled() -> None:
 
     def inside() -> None:
         with interruptible():
+            take_back()
             handlers.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=inside)
