@@ -1,6 +1,7 @@
 """Files that are replaced as a whole."""
 
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -17,6 +18,15 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
         assert link.is_symlink()
         assert file.read_bytes() == content
     assert sorted(tmp_path.iterdir()) == [file, link]
+
+
+def test_the_unfinished_file_of_a_killed_process_of_the_same_number_is_replaced(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / f".file.{os.getpid()}").write_bytes(b"half")
+    replace(tmp_path / "file", b"whole", mode=0o600)
+    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
 
 
 def test_what_is_no_file_is_written_to(tmp_path: Path) -> None:
