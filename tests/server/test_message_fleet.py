@@ -103,8 +103,11 @@ def test_a_late_reply_does_not_stay_at_the_superlink(schedule: str) -> None:
             assert [net._node_of[i] for i in net._replies] == [late]
 
 
-def test_a_reply_to_a_request_that_another_replaced_does_not_stay_at_the_superlink() -> None:
-    """After a reset, which ends all visits, every client has a new request at once."""
+@pytest.mark.parametrize("is_online", [True, False])
+def test_a_reply_to_a_visit_that_a_reset_ended_does_not_stay_at_the_superlink(
+    is_online: bool,
+) -> None:
+    """Client 2 has a new request at once, unless it is offline."""
     with Net(client_app()) as net, quiet():
         for i in range(6):
             net.join(10 + i, i, 6)
@@ -113,6 +116,8 @@ def test_a_reply_to_a_request_that_another_replaced_does_not_stay_at_the_superli
         net.late = {12}
         run.train_round()
         net.late = set()
+        if not is_online:
+            net.leave(12)
         run._state = run.state._replace(visits=())
         run.train_round()
         assert not net._replies
