@@ -227,17 +227,13 @@ def _check_start(settings: "RunConfig") -> None:
     """Raises ValueError or OSError, in one line, if `fedaccord run` refuses the workers, the file
     of devices or the run directory."""
     from fedaccord.federation import device_profiles
-    from fedaccord.runs import naming
-    from fedaccord.runs.logbook import check_begun
+    from fedaccord.runs.logbook import check_directory
 
     threads.check_workers(settings.workers, settings.ray_address)
     profile = settings.strategy.device_profile
     if profile not in (device_profiles.NONE, device_profiles.LOGNORMAL):
         device_profiles.read(Path(profile), settings.num_clients)
-    if settings.resume:
-        check_begun(settings)
-        return
-    naming.check_free(naming.place(settings.out_dir, settings.name, settings.flat))
+    check_directory(settings)
 
 
 def _check_data(

@@ -88,8 +88,7 @@ def federate(
         from fedaccord.federation.errors import FederationError
         from fedaccord.process import threads
         from fedaccord.runs.checkpoint import Checkpoints
-        from fedaccord.runs.logbook import FOLDER, check_begun
-        from fedaccord.runs.naming import check_free
+        from fedaccord.runs.logbook import FOLDER, check_directory
         from fedaccord.task import load_task
         from fedaccord.task.multiplications import threads_of_task
 
@@ -98,10 +97,7 @@ def federate(
     try:
         settings = RunConfig.make(read())
         settings.strategy.check_clients(settings.num_clients)
-        if settings.resume:
-            check_begun(settings)
-        else:  # an interrupt while Ray starts must not name the folder of another run
-            check_free(runs.place(settings.out_dir, settings.name, settings.flat))
+        check_directory(settings)  # before Ray starts, as an interrupt then names the folder
         for line in warnings(settings):
             warn(line)
         threads.check(settings.threads)

@@ -80,7 +80,7 @@ class Logbook(Book):
             raise
 
     def _resume(self, used: Mapping[str, Any], at: int | None, in_process: bool) -> None:
-        config, path = self.config, check_begun(self.config)
+        config, path = self.config, check_directory(self.config)
         self.checkpoints = Checkpoints(path / FOLDER)
         with ExitStack() as stack:
             lock = Lock(path)
@@ -351,16 +351,16 @@ def _stored(file: Path, read: Callable[[Any], T], default: T, expected: str, adv
 
 
 def run_of(config: RunConfig) -> Path:
-    """The directory of the run to resume. Raises ValueError if it has no name."""
-    if not config.name:
+    """The directory of a run. Raises ValueError as `place`, and if one to resume has no name."""
+    if config.resume and not config.name:
         raise ValueError("resume: expected name=..., the run's directory below out-dir, got none")
     return place(config.out_dir, config.name, config.flat)
 
 
-def check_begun(config: RunConfig) -> Path:
-    """As `run_of`. Raises FileNotFoundError, in one line, if there is no such directory."""
+def check_directory(config: RunConfig) -> Path:
+    """As `run_of`. Raises FileNotFoundError, in one line, if there is none to resume."""
     path = run_of(config)
-    if not path.is_dir():
+    if config.resume and not path.is_dir():
         raise FileNotFoundError(f"{path}: expected the directory of a run, found none")
     return path
 

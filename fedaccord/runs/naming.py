@@ -13,7 +13,7 @@ def place(out_dir: str, name: str, settings: Mapping[str, Any]) -> Path:
     """The folder of a new run; if ``name`` is empty, one that does not exist yet.
 
     Raises ValueError, in one line, for a relative ``out_dir``, for a name outside of it and, of a
-    run that does not resume, for a folder in another run's and for a name that is hard to type.
+    run that does not resume, for a folder in another run's and for a name hard to type or taken.
     """
     folder = Path(out_dir) if out_dir else Path.home() / "fedaccord-runs"
     if not folder.is_absolute():
@@ -50,6 +50,8 @@ def _check_new(path: Path, name: str) -> None:
                 f"name: {path} is inside the run {folder}, where `fedaccord compare` would not "
                 "find it; choose another name or out-dir"
             )
+    if name:
+        _check_free(path)
 
 
 def is_run(path: Path) -> bool:
@@ -68,13 +70,13 @@ def make(out_dir: str, name: str, settings: Mapping[str, Any]) -> Path:
         except FileExistsError:
             if not name:
                 continue  # another run has just made it
-            check_free(path)
+            _check_free(path)
         except OSError as error:
             raise unwritable(path, error) from error
         return path
 
 
-def check_free(path: Path) -> None:
+def _check_free(path: Path) -> None:
     """Raises ValueError, in one line, if a path exists and is not an empty folder."""
     if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
         raise taken(path) from None
