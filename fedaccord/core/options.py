@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 FREE = ("records", "speed", "place")  # no number of a run depends on them
 LARGEST = (2 - 2**-23) * 2.0**127  # number that float32 holds: above it a step is inf
 AFFECTS = ("numbers", "rounds", *FREE)
+TYPES = {float: "a number", int: "an integer", str: "a string", bool: "true or false"}
 _OPTIONS: "WeakKeyDictionary[type, tuple[dataclasses.Field[Any], ...]]" = WeakKeyDictionary()
 
 
@@ -79,7 +80,7 @@ def check_option(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
         value = word  # as TOML reads it
     if type(value) is not kind:
         got = " ".join(repr(value).split())  # of an object, e.g. a PyTorch optimiser
-        raise ValueError(f"{name}: expected {_name(kind)}, got {got:.80}")
+        raise ValueError(f"{name}: expected {TYPES[kind]}, got {got:.80}")
     if kind is str and "\0" in value:
         what = "a path" if rule["path"] else "a text"
         raise ValueError(f"{name}: expected {what} without the character NUL, got {value!r}")
@@ -140,9 +141,22 @@ def meaning(field: "dataclasses.Field[Any]", allowed: str = "") -> str:
 
 
 def options(kind: type) -> "tuple[dataclasses.Field[Any], ...]":
-    """The options of a dataclass."""
+    """The options of a dataclass.
+
+    Raises TypeError, in one line, for a default of another type than the option's: the default's
+    type is that of all values, so ``mu: float = option(1, ...)`` would refuse 0.5.
+    """
     if kind not in _OPTIONS:
-        _OPTIONS[kind] = tuple(f for f in dataclasses.fields(kind) if "doc" in f.metadata)
+        found = tuple(f for f in dataclasses.fields(kind) if "doc" in f.metadata)
+        for field in found:
+            declared = getattr(field.type, "__name__", str(field.type))
+            if type(field.default) not in TYPES or declared != type(field.default).__name__:
+                raise TypeError(
+                    f"{kind.__name__}.{field.name}: expected a float, an int, a str or a bool as "
+                    f"the type of an option, and a default of this type, got {declared} and "
+                    f"{field.default!r}"
+                )
+        _OPTIONS[kind] = found
     return _OPTIONS[kind]
 
 
@@ -209,7 +223,3 @@ def _float(name: str, value: int) -> float:
         return float(value)
     except OverflowError:
         raise ValueError(f"{name}: expected a number below 3.4e38, got a larger integer") from None
-
-
-def _name(kind: type) -> str:
-    return {float: "a number", int: "an integer", str: "a string", bool: "true or false"}[kind]

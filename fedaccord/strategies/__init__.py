@@ -114,7 +114,8 @@ class Methods(Mapping[str, type[FederatedStrategy]]):
 
 
 def _method_of(entry: EntryPoint) -> type[FederatedStrategy]:
-    """Raises what its package raises, TypeError for no method, ValueError if its name is taken."""
+    """Raises what its package raises, TypeError for no method or as `options`, ValueError if its
+    name is taken."""
     kind = entry.load()
     if not (isinstance(kind, type) and issubclass(kind, FederatedStrategy)):
         raise TypeError(f"expected a subclass of FederatedStrategy, got {kind!r}")
@@ -122,6 +123,7 @@ def _method_of(entry: EntryPoint) -> type[FederatedStrategy]:
         raise ValueError("expected a name that none of ours has")
     if entry.name in (*PLUGINS, *OPTIMIZERS):
         raise ValueError(f"expected a name that no plug-in and no optimiser has, got {entry.name}")
+    options(kind)  # raises if a default is of another type than its option
     of_all = {field.name for field in options(FederatedStrategy)}
     if again := sorted(of_all.intersection(vars(kind).get("__annotations__", ()))):
         raise ValueError(f"expected options of its own, got {again[0]}, which every method has")

@@ -1,6 +1,6 @@
 """Options: their types and ranges, what leaves one unread, and the docstrings made of them."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from typing import Any
 
 import numpy as np
@@ -113,3 +113,22 @@ def test_own_arguments_stand_before_shared_ones_and_a_docstring_stays() -> None:
 def test_an_argument_is_no_option() -> None:
     assert "name" not in [f.name for f in options(Drawing)]
     assert [range_text(f) for f in options(Drawing)][1] == "above 0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "line"),
+    [
+        (float, 1, "Wrong.mu: expected a float, .*, got float and 1$"),
+        ("float", 1, "Wrong.mu: expected a float, .*, got float and 1$"),
+        (float, None, "Wrong.mu: expected a float, .*, got float and None$"),
+        (tuple, (0.1, 0.2), r"Wrong.mu: expected a float, .*, got tuple and \(0.1, 0.2\)$"),
+    ],
+)
+def test_a_default_of_another_type_than_the_option_is_one_line(
+    kind: Any, default: Any, line: str
+) -> None:
+    """``mu: float = option(1, ...)`` would refuse 0.5."""
+    wrong = make_dataclass("Wrong", [("mu", kind, option(default, "a strength"))])
+    with pytest.raises(TypeError, match=f"^{line}"):
+        options(wrong)
+    assert options(make_dataclass("Right", [("mu", "float", option(1.0, "a strength"))]))

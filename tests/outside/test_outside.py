@@ -40,6 +40,7 @@ BROKEN = {  # a package whose methods cannot be loaded
     "sam": "fedaccord.strategies:Ditto",
     "muon": "fedaccord.strategies:Ditto",
     "fast": "fast:Fast",
+    "whole": "fast:Whole",
 }
 FAST = """
 from dataclasses import dataclass
@@ -49,6 +50,10 @@ from fedaccord.strategies import FedAvg
 @dataclass(frozen=True, kw_only=True)
 class Fast(FedAvg):
     lr: float = option(1.0, "a rate")
+
+@dataclass(frozen=True, kw_only=True)
+class Whole(FedAvg):
+    mu: float = option(1, "a strength")
 """
 
 
@@ -134,6 +139,7 @@ def test_a_method_that_cannot_be_loaded_is_left_out(report: dict[str, Any]) -> N
         "'sam' of fedaccord.strategies:Ditto is left out (ValueError: expected a name that no",
         "'muon' of fedaccord.strategies:Ditto is left out (ValueError: expected a name that no",
         "'fast' of fast:Fast is left out (ValueError: expected options of its own, got lr, which",
+        "'whole' of fast:Whole is left out (TypeError: Whole.mu: expected a float, an int, a str",
         "algo=fedgone: its package cannot be loaded (ModuleNotFoundError: No module named",
     ):
         assert line in text
