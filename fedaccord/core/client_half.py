@@ -63,7 +63,11 @@ class ClientHalf:
     keeps_local: bool = False  # the model has parameters or buffers that stay at the client
 
     def __post_init__(self) -> None:
-        """Raises ValueError, in one line, if a part has a field that cannot travel."""
+        """Raises TypeError, in one line, for a rule that is none, ValueError if a part has a field
+        that cannot travel."""
+        if not isinstance(self.rule, LocalRule):
+            got = "a class" if isinstance(self.rule, type) else f"a {type(self.rule).__name__}"
+            raise TypeError(f"rule: expected it to return an instance of a LocalRule, got {got}")
         for part in (self.rule, *self.plugins, self.optimizer):
             part.own_fields()
 
@@ -115,7 +119,7 @@ class ClientHalf:
         def initial(part: LocalRule | PlugIn) -> Any:
             return w_init if part.needs_w_init else None
 
-        state = _of_type(self.rule, "init", self.rule.init(w, initial(self.rule), config))
+        state = _of_vectors(self.rule, self.rule.init(w, initial(self.rule), config))
         for plugin in self.plugins:
             inner = state
             state = _of_type(plugin, "init", plugin.init(w, initial(plugin), inner))
@@ -253,6 +257,17 @@ def _of_type(owner: Registered, verb: str, value: Any, kind: Any = None) -> Any:
             f"{type(owner).__name__}.{verb}: expected {wanted}, got a {type(value).__name__}"
         )
     return value
+
+
+def _of_vectors(rule: LocalRule, state: Any) -> Any:
+    """A client's first state. Raises TypeError, in one line, if it is no NamedTuple of vectors."""
+    for name, value in _of_type(rule, "init", state)._asdict().items():
+        if not isinstance(value, Tensor) and not hasattr(value, "_fields"):
+            hint = "; w_init is None unless needs_w_init is True" if value is None else ""
+            raise TypeError(
+                f"{type(rule).__name__}.init: expected a vector as {name}, got {value!r}{hint}"
+            )
+    return state
 
 
 def _like(rule: LocalRule, state: Any, next_state: Any) -> Any:

@@ -11,14 +11,21 @@ from typing import Any
 def classes(package: str, path: Iterable[str], base: Any) -> dict[str, Any]:
     """The one subclass of ``base`` in each file of a package, by the file's name with - for _.
 
-    Files whose names begin with an underscore are skipped. Raises TypeError as `class_of`.
+    Files whose names begin with an underscore are skipped. Raises TypeError as `class_of`, and if
+    two files name their class alike.
     """
-    names = sorted(module.name for module in pkgutil.iter_modules(path))
-    return {
-        name.replace("_", "-"): class_of(import_module(f"{package}.{name}"), base)
-        for name in names
-        if not name.startswith("_")
-    }
+    table, files = dict[str, Any](), dict[str, str]()
+    for file in sorted(module.name for module in pkgutil.iter_modules(path)):
+        if file.startswith("_"):
+            continue
+        kind = class_of(import_module(f"{package}.{file}"), base)
+        if (other := files.setdefault(kind.__name__, file)) != file:
+            raise TypeError(
+                f"{package}.{file}: expected a class with a name of its own, got {kind.__name__}, "
+                f"also that of {package}.{other}; rename one of them"
+            )
+        table[file.replace("_", "-")] = kind
+    return table
 
 
 def class_of(module: ModuleType, base: Any) -> Any:

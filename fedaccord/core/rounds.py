@@ -16,7 +16,7 @@ from fedaccord.core.optimizer import SGD, add_, shrink_
 from fedaccord.core.plugin import joined
 from fedaccord.core.privacy import Normal, Privacy, release
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalResult, Stateless
-from fedaccord.core.topology import RoundInfo, ServerHalf, first_server
+from fedaccord.core.topology import RoundInfo, ServerHalf, first_server, message_to
 from fedaccord.core.vectors import Number, Vector, all_to_device, map_vectors, sum_dtype
 
 # --- the client's round ---------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def first_moments(method: ServerHalf) -> Any:
 def broadcast(method: ServerHalf, s: RoundState, client: int) -> Any:
     """The message to one client in round t, a NamedTuple of vectors (d,)."""
     w, server = method.topology.view(s.w, s.server, client)
-    return joined(method.broadcast(w, server, s.client(client)), s.moments)
+    return joined(message_to(method, s.client(client), w, server), s.moments)
 
 
 class ServerRound(NamedTuple):

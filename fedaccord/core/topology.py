@@ -132,6 +132,18 @@ def first_server(method: ServerHalf, w: Vector) -> Any:
     return state
 
 
+def message_to(method: ServerHalf, client: Client, w: Vector, server: Any) -> Any:
+    """The method's ``broadcast``. Raises TypeError, in one line, if it is not of the type that the
+    client half `receives`: devices could not read it."""
+    down, rule = method.broadcast(w, server, client), method.rule()
+    if type(down) is not rule.receives:
+        raise TypeError(
+            f"{type(method).__name__}.broadcast: expected a {rule.receives.__name__}, which "
+            f"{type(rule).__name__}.receives declares, got a {type(down).__name__}"
+        )
+    return down
+
+
 def server_step(
     method: ServerHalf, w: Vector, ups: Any, server: Any, cohort: Cohort
 ) -> tuple[Vector, Any]:

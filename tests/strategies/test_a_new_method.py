@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedaccord import simulate
 from fedaccord.core import Cohort, Direction, LocalConfig, LocalRule, Model
-from fedaccord.core.folder import class_of
+from fedaccord.core.folder import class_of, classes
 from fedaccord.strategies import DFedAvg, FedAdam, FedAvg, FederatedStrategy
 from fedaccord.strategies.fedadam import Adaptive
 from fedaccord.strategies.fedavg import FedAvgClient
@@ -119,6 +119,22 @@ def test_a_file_with_no_method_or_with_two_is_one_line() -> None:
     assert class_of(import_module("fedaccord.strategies.fedadam"), FederatedStrategy) is FedAdam
 
 
+def test_a_copied_file_whose_class_was_not_renamed_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else `fedaccord.strategies.FedAvg` would be the copy."""
+    package = tmp_path / "copies"
+    package.mkdir()
+    text = (REPOSITORY / "fedaccord" / "strategies" / "fedavg.py").read_text("utf-8")
+    for file, client in (("__init__", ""), ("one", "OneClient"), ("two", "TwoClient")):
+        own = text.replace("FedAvgClient", client) if client else ""
+        (package / f"{file}.py").write_text(own, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    line = "^copies.two: expected a class with a name of its own, got FedAvg, also that of copies.o"
+    with pytest.raises(TypeError, match=line):
+        classes("copies", [str(package)], FederatedStrategy)
+
+
 @pytest.mark.parametrize(
     ("result", "text"),
     [
@@ -195,6 +211,35 @@ class Kept(NamedTuple):
     m: Tensor
 
 
+class Pair(NamedTuple):
+    w: Tensor
+    c: Tensor
+
+
+@pytest.mark.parametrize("half", ["client", "server"])
+def test_a_message_of_another_type_than_the_client_half_declares_is_one_line(half: str) -> None:
+    """In process the client half would read it, on a device it could not."""
+
+    @dataclass(frozen=True)
+    class ReadsClient(FedAvgClient):
+        receives = Pair if half == "client" else Model
+
+        def direction(self, down: Any, state: Any, config: Any) -> Direction:
+            return Direction(shift=down.c)
+
+    class Reads(FedAvg):
+        def rule(self) -> LocalRule:
+            return ReadsClient()
+
+        def broadcast(self, w: Tensor, state: Any, client: Any) -> Any:
+            return Model(w) if half == "client" else Pair(w, torch.zeros_like(w))
+
+    kinds = ["Pair", "Model"] if half == "client" else ["Model", "Pair"]
+    line = r"^Reads.broadcast: expected a {}, which ReadsClient.receives declares, got a {}$"
+    with pytest.raises(TypeError, match=line.format(*kinds)):
+        simulate(Reads(), dataset="digits", num_clients=4, rounds=1)
+
+
 @pytest.mark.parametrize("argument", ["w", "an upload", "state"])
 def test_a_server_step_that_changes_its_arguments_is_one_line(argument: str) -> None:
     class Half(FedAvg):
@@ -235,6 +280,40 @@ def test_a_client_half_that_returns_another_type_is_one_line(verb: str) -> None:
     expected |= {"upload": "a Model, got a Tensor", "remember": "a Kept, got a NoneType"}
     with pytest.raises((TypeError, RuntimeError), match=rf"HalfClient.{verb}: .* {expected[verb]}"):
         simulate(Half(), dataset="digits", num_clients=4, rounds=5)
+
+
+@pytest.mark.parametrize(
+    ("of", "line"),
+    [
+        (lambda w_init: w_init, "got None; w_init is None unless needs_w_init is True$"),
+        (lambda _: 0, "got 0$"),
+    ],
+)
+def test_a_client_state_with_anything_but_vectors_is_one_line(
+    of: Callable[[Any], Any], line: str
+) -> None:
+    @dataclass(frozen=True)
+    class TallyClient(FedAvgClient):
+        def init(self, w: Tensor, w_init: Any, config: Any) -> Any:
+            return Kept(of(w_init))
+
+    class Tally(FedAvg):
+        def rule(self) -> LocalRule:
+            return TallyClient()
+
+    with pytest.raises(TypeError, match=f"^TallyClient.init: expected a vector as m, {line}"):
+        simulate(Tally(), dataset="digits", num_clients=4, rounds=1)
+
+
+@pytest.mark.parametrize(("result", "text"), [(None, "a NoneType"), (FedAvgClient, "a class")])
+def test_a_rule_that_is_no_client_half_is_one_line(result: Any, text: str) -> None:
+    class Forgets(FedAvg):
+        def rule(self) -> Any:
+            return result
+
+    line = f"^rule: expected it to return an instance of a LocalRule, got {text}$"
+    with pytest.raises(TypeError, match=line):
+        simulate(Forgets(), dataset="digits", num_clients=4, rounds=1)
 
 
 @pytest.mark.parametrize("verb", ["start", "direction", "upload", "remember"])
