@@ -30,4 +30,4 @@ def run(f: Federation, lam: float = 0.1, server_lr: float = 1.0) -> History:
         w_bar = f.mean(w_K)
         w = w + server_lr * (w_bar - w)
         f.record(w, w_bar)
-    return f.history(v_i=v)
+    return f.history(v=v)

@@ -35,4 +35,4 @@ def run(f: Federation, rho: float = 0.1, variant: str = "tracking") -> History:
             "active": theta_hat[P].mean(axis=0),
         }[variant]
         f.record(theta, theta_i[P].mean(axis=0), lam_bar=lam.mean(axis=0))
-    return f.history(lam=lam, theta_hat=theta_hat)
+    return f.history(lam=lam, w_hat=theta_hat)

@@ -37,4 +37,4 @@ def run(f: Federation, rho: float = 0.03, lam: float = 0.5, server_lr: float = 1
         w_bar = f.mean(y_K)
         x = x + server_lr * (w_bar - x)
         f.record(x, w_bar)
-    return f.history(v_i=v_i)
+    return f.history(v=v_i)

@@ -248,8 +248,8 @@ def test_feddeper_two_steps_by_hand():
         v2 = v1 - lr * (PROBLEM.grad(0, v1) + wd * v1)
         v, x = (1 - lam) * v2 + lam * y2, y2
         assert_close(h.weights[t + 1], x)
-    assert_close(h.clients["v_i"][0], v)
-    assert_close(h.clients["v_i"][1], W0)
+    assert_close(h.clients["v"][0], v)
+    assert_close(h.clients["v"][1], W0)
 
 
 # The primal-dual family -------------------------------------------------------------------------

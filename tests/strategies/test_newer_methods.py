@@ -276,7 +276,7 @@ def test_dittos_centre_may_be_the_relaxed_start() -> None:
     expected = ditto.run(LEAST_SQUARES, W0, SOME, lam=0.7, **relaxed, **common)
     start = (RelaxedInit(beta=0.1, center="start"),)
     history = run(S.Ditto, SOME, lam=0.7, plugins=start, **SETTING)
-    close(personal(history), expected.clients["v_i"])
+    close(personal(history), expected.clients["v"])
 
 
 # --- FedMuon, FedPAC ------------------------------------------------------------------------------
