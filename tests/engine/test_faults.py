@@ -173,7 +173,8 @@ TIED = [
     ("name", "plugins"),
     [
         *((name, "bare") for name in TIED),
-        *((name, more) for name, more in COMPRESSED if name in TIED),
+        *((name, "topk") for name in TIED if taken(name, "topk")),
+        *((name, more) for name, more in COMPRESSED if name in TIED and more != "topk"),
     ],
 )
 @pytest.mark.parametrize("table", [TABLE, CRASHES], ids=["no crash", "crashes"])
