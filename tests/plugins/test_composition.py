@@ -25,7 +25,7 @@ from fedaccord.plugins.secure_sum import SecureSum
 from fedaccord.strategies import METHODS, SAM, DFedAvg, Gossip, RelaxedInit, Robust
 from tests.reference import problem
 from tests.reference.problem import LeastSquares
-from tests.strategies.federate import History, client_vectors, federate
+from tests.strategies.federate import History, client_vectors, close, federate
 
 C, T, K = 6, 4, 2
 LEAST_SQUARES = LeastSquares(C, seed=3)
@@ -231,6 +231,17 @@ def test_each_two_plugins_are_in_their_places_or_refused_in_one_line(pair: tuple
         active = S.FedAvg(plugins=plugins, sampling=sampling).active_plugins
         assert {*map(type, active)} == {*map(type, plugins)}
         assert active[0].place <= active[1].place
+
+
+@pytest.mark.parametrize("name", sorted(set(ONE_OF_EACH) - {"gossip", "robust"}))
+def test_with_every_plugin_the_servers_memory_is_that_of_the_clients(name: str) -> None:
+    """Of SCAFFOLD; else `encode` changes the upload and `loses` does not say so. Under gossip every
+    node has a memory, and SCAFFOLD refuses robust means."""
+    sampling = "bernoulli" if name == "dp" else "fixed"
+    history = run(make(S.Scaffold, ONE_OF_EACH[name], sampling=sampling))
+    c_i = client_vectors(history.clients, "c_i")
+    assert c_i.norm() > 1
+    close(c_i.mean(0), history.server[-1].c)
 
 
 @dataclass(frozen=True)
