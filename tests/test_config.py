@@ -95,6 +95,8 @@ def test_names_of_keys_do_not_collide() -> None:
         assert {f"{name}.{f.name.replace('_', '-')}" for f in own_options(kind)} <= set(
             config.keys()
         )
+        again = {*plain} & vars(kind).get("__annotations__", {}).keys()
+        assert not again, f"{kind.__name__}: rename {again}, which every method or run has"
 
 
 def test_flower_passes_the_defaults_of_pyproject() -> None:

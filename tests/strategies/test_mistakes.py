@@ -1,5 +1,6 @@
 """What is easily taken for something near it: layers for vectors, clients for samples, a share."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ from torch import Tensor
 from fedaccord import simulate
 from fedaccord import strategies as S
 from fedaccord.core.cohort import Cohort
+from fedaccord.core.rounds import broadcast
 from fedaccord.core.rule import LocalRule, Model
 from fedaccord.core.vectors import Vector, fill, leaves
 from fedaccord.federation.sampling import cohort_size
+from fedaccord.federation.settings import own_options
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.relaxed_init import RelaxedState
 from fedaccord.strategies import METHODS
@@ -21,7 +24,7 @@ from fedaccord.strategies.scaffold import ClientState
 from tests.federation import half_square, linear
 from tests.reference import problem
 from tests.reference.problem import LeastSquares
-from tests.strategies.federate import federate
+from tests.strategies.federate import Federation, close, federate
 
 C, T, K = 6, 4, 3
 LEAST_SQUARES = LeastSquares(C, num_rows=14, dim=12, seed=3)
@@ -61,6 +64,76 @@ def test_a_run_with_fewer_rounds_is_the_beginning_of_one_with_more(name: str) ->
         for rounds in (2 * T, 3 * T)
     )
     assert torch.equal(short, long[: 2 * T + 1]) != kind.anneals
+
+
+# --- a model or a change, an option or none -------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"dispfl", "local"}))
+def test_if_all_models_shift_so_do_the_declared_ones_of_an_upload(name: str) -> None:
+    """Compression, noise and late replies act on the change of a model, and on other fields as they
+    are. A shift changes which parameters are the largest, of which DisPFL's masks are made, and no
+    broadcast precedes the uploads of `local`."""
+    kind, shift = METHODS[name], np.linspace(1.0, 2.0, 12)
+    settings = SETTINGS | {"weight_decay": 0.0, "fraction_train": 1.0}
+    method = kind(local_steps=1 if kind is S.DPSGD else K, **settings)
+    shifted = LeastSquares(C, num_rows=14, dim=12, seed=3)
+    shifted.b = shifted.b + shifted.A @ shift
+    partial = not kind.all_clients and not method.topology.is_decentralised
+    ups = []
+    for least_squares, w0 in ((LEAST_SQUARES, W0), (shifted, W0 + shift)):
+        f = Federation(method, least_squares, w0, T, shapes=[[3, 2], [2, 3]])
+        f.take(range(C))
+        f.take(range(C - 1) if partial else range(C))
+        ups.append(f.train(C - 1, broadcast(method, f.s, C - 1)).up)
+    rule = method.rule()
+    for field in rule.sends._fields:
+        of_models = torch.from_numpy(shift) if field in rule.models else 0.0
+        close(getattr(ups[1], field), getattr(ups[0], field) + of_models, 1e-8)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_option_of_a_method_changes_its_path(name: str) -> None:
+    """The models, or what clients keep; else no half reads the option."""
+    kind = METHODS[name]
+    default = path(make(kind))
+    for field in own_options(kind):
+        assert any(path(other) != default for other in others(kind, field)), (
+            f"{kind.__name__}.{field.name} has no effect: does rule() or aggregate() read it?"
+        )
+
+
+def make(kind: type[FederatedStrategy], **own: Any) -> FederatedStrategy:
+    steps = 1 if kind is S.DPSGD else K
+    return kind(**SETTINGS, local_steps=steps, fraction_train=1.0, **own)
+
+
+def path(method: FederatedStrategy) -> list[Any]:
+    """The models after each round and the clients' last states, as numbers."""
+    everyone, shapes = problem.everyone(C, T), [[3, 2], [2, 3]]
+    history = federate(method, LEAST_SQUARES, W0, everyone, shapes=shapes)
+    states = [vector.tolist() for state in history.clients for _, vector in leaves(state)]
+    return [history.weights.tolist(), states]
+
+
+def others(kind: type[FederatedStrategy], field: Any) -> Iterator[FederatedStrategy]:
+    """The method with other values of an option, those that it accepts."""
+    values = field.metadata["choices"]
+    match field.default:
+        case bool(x):
+            values = (not x,)
+        case int(x):
+            values = (x + 1, x - 1)
+        case float(x):
+            values = (x * 2, x / 2, 0.3)
+    for value in values:
+        needs = {name: those[0] for name, those in field.metadata["only"].items()}
+        try:
+            method = make(kind, **needs, **{field.name: value})
+        except ValueError:
+            continue
+        if value != field.default:
+            yield method
 
 
 # --- a mean over samples --------------------------------------------------------------------------
