@@ -171,3 +171,9 @@ def test_agents_md_is_short_and_its_commands_exist() -> None:
     group = typer.main.get_command(cli.app)
     assert isinstance(group, click.Group)
     assert set(re.findall(r"uv run fedaccord (\w+)", text)) <= set(group.commands)
+
+
+def test_slow_tests_run_only_if_they_are_asked_for(pytestconfig: pytest.Config) -> None:
+    """`uv run pytest tests/strategies` would run the whole suite once more, with a method more."""
+    assert "uv run pytest tests/strategies" in (ROOT / "CONTRIBUTING.md").read_text()
+    assert pytestconfig.getini("addopts")[-2:] == ["-m", "not slow"]
