@@ -130,7 +130,7 @@ class ClientHalf:
                 )
         if not self._keeps:
             return state
-        return WithMoments(_of_type(self.optimizer, "init", self.optimizer.init(w)), state)
+        return WithMoments(self.optimizer.init(w), state)
 
     def states(self, state: Any) -> list[Any]:
         """The rule's own state, then each plug-in's state with the states inside it."""
@@ -249,7 +249,7 @@ class ClientHalf:
 
 
 def _of_type(owner: Registered, verb: str, value: Any, kind: Any = None) -> Any:
-    """The value that a rule or an optimiser returned. Raises TypeError, in one line, if it is not
+    """The value that a rule or a plug-in returned. Raises TypeError, in one line, if it is not
     of the type ``kind`` or, without ``kind``, not a NamedTuple."""
     if type(value) is not kind if kind else not hasattr(value, "_fields"):
         wanted = f"a {kind.__name__}" if kind else "the client's state as a NamedTuple of vectors"

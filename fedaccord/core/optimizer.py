@@ -90,7 +90,7 @@ class Optimizer(Registered):
         self, w: Vector, d: Vector, own: Any, lr: Rate, decay: float, config: LocalConfig
     ) -> None:
         """Update w in place along d, which may be overwritten; own: the vectors of `init`."""
-        raise NotImplementedError
+        raise NotImplementedError("it has no method step")
 
     def upload(self, own: Any, config: LocalConfig) -> Any:
         """The vectors that the server averages, after the last step; of type `sends`."""

@@ -17,6 +17,7 @@ from fedaccord.core.cohort import Client, Cohort, Cohorts
 from fedaccord.core.cost import Cost, cost_of
 from fedaccord.core.method_settings import OWN_BUFFERS, OWN_STATES, combine, expect, in_use
 from fedaccord.core.optimizer import Optimizer, made, setting_of
+from fedaccord.core.optimizer_trial import check_step
 from fedaccord.core.options import argument, check_options, listed, plain
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.privacy import Guarantee, Masking, guarantee_of, has_noisy_sums
@@ -121,6 +122,7 @@ class Method(Settings, ABC):
         """Raise ValueError, in one line, for an unsupported optimiser or unsupported buffers."""
         name, own = type(self).__name__, self.own_optimizer()
         check_options(own)
+        check_step(own)
         if self.assumes_sgd:
             expect(self, "optimizer", ["sgd"], f"with {name}, whose formulas assume its steps")
             why = "whose formulas assume one rate a round"

@@ -215,13 +215,30 @@ def test_kept_vectors_of_ones_own_make_of_T_rounds_one_run(mine: Any) -> None:
     assert torch.equal(federate(many, ALONE, W0, [[0]] * T).weights[-1], whole)
 
 
-def test_kept_vectors_that_are_no_named_tuple_are_one_line(
+@pytest.mark.parametrize(
+    ("verb", "own", "line"),
+    [
+        ("init", lambda self, w: (w,), r"expected Adagrad\.init to return a NamedTuple of .*tuple"),
+        ("step", Optimizer.step, "a step of Adagrad failed: NotImplementedError: it has no method"),
+        ("step", lambda *_: 1 / 0, "a step of Adagrad failed: ZeroDivisionError: division by"),
+        ("step", lambda self, w, d, *_: w - d, r"expected Adagrad\.step to change w in place"),
+    ],
+)
+def test_an_optimiser_of_ones_own_that_takes_no_step_is_one_line(
+    verb: str, own: Any, line: str, mine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mine.Adagrad, verb, own)
+    with pytest.raises(ValueError, match=rf"^optimizer: {line}[^\n]*$"):
+        S.FedAvg(local_optimizer=mine.Adagrad())
+    with pytest.raises(ValueError, match=rf"^optimizer: {line}[^\n]*$"):
+        RunConfig.make({"optimizer": "mine:Adagrad"})
+
+
+def test_an_optimiser_of_ones_own_may_write_through_data(
     mine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mine.Adagrad, "init", lambda self, w: (w,))
-    method = S.FedAvg(local_optimizer=mine.Adagrad(), **settings(state="keep", lr=LR))
-    with pytest.raises(TypeError, match=r"^Adagrad.init: expected .* NamedTuple .*, got a tuple$"):
-        federate(method, ALONE, W0, [[0]])
+    monkeypatch.setattr(mine.Adagrad, "step", lambda self, w, d, *_: w.data.sub_(d))
+    assert S.FedAvg(local_optimizer=mine.Adagrad()).optimizer == "mine:Adagrad"
 
 
 def test_vectors_that_an_optimiser_does_not_send_have_no_average(mine: Any) -> None:
