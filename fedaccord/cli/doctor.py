@@ -245,6 +245,7 @@ def _check_data(
     from fedaccord.data.function import FUNCTION
     from fedaccord.data.kind import Facts
     from fedaccord.task import load_task
+    from fedaccord.task.models import vocabulary_of
 
     task, clients, data = settings.task, settings.num_clients, None
     loaded: Task | None = None
@@ -262,7 +263,8 @@ def _check_data(
     if data:
         arrays = (data.x_train, data.y_train, data.x_test, data.y_test)
         shape, samples = tuple(data.x_train.shape[1:]), len(data.y_train)
-        facts = Facts(shape, data.classes, samples, sum(x.nbytes for x in arrays))
+        tokens = data.vocabulary or vocabulary_of(task.model, data.x_train, data.x_test)
+        facts = Facts(shape, data.outputs, samples, sum(x.nbytes for x in arrays), tokens)
     if facts is None:
         yield warn("data", f"{task.dataset}: unknown until it is decoded; run once to check it")
         return None, None
@@ -304,7 +306,8 @@ def _check_model(
         if loaded:
             module, (inputs, _) = loaded.module(), loaded.example(1, dtype)
         else:
-            module = models.build(task.model, facts.shape, facts.classes, stem=task.stem)
+            more: dict[str, Any] = {"stem": task.stem, "vocabulary": facts.vocabulary}
+            module = models.build(task.model, facts.shape, facts.outputs, **more)
             inputs = torch.zeros(1, *facts.shape, dtype=dtype)
         model = flat_model(module, settings.strategy.model_settings, "cpu")
     except ValueError as error:

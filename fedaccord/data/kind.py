@@ -94,9 +94,10 @@ class Facts(NamedTuple):
     """Facts of a data set before it is decoded."""
 
     shape: tuple[int, ...]  # of a sample
-    classes: int
+    outputs: int  # classes, or numbers to predict
     samples: int  # for training
     size: int  # bytes once decoded, of training and test samples
+    vocabulary: int = 0  # token ids; 0: samples are no tokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,6 +109,23 @@ def test_numbers_and_tokens_of_ones_own_fit(tmp_path: Path, words: list[str]) ->
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["dataset=tests.own:one_target", "model=linear"],
+        ["dataset=tests.own:tokens", "model=transformer"],
+    ],
+)
+def test_a_partition_that_fails_leaves_a_model_of_numbers_or_tokens_fit(
+    tmp_path: Path, words: list[str]
+) -> None:
+    own = [*words, "partition=natural", "num-clients=2"]
+    code, lines = doctor(*own, FEDACCORD_CACHE=str(tmp_path))
+    assert code == 1
+    assert lines["partition"].startswith("fail ")
+    assert lines["model"].startswith("ok ")
+
+
+@pytest.mark.parametrize(
     ("words", "subject", "message"),
     [
         (["lr=-1"], "settings", "fail lr: expected above 0"),
