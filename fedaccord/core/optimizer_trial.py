@@ -1,4 +1,4 @@
-"""A trial step of the user's own optimiser, before a run begins."""
+"""Trial steps of the user's own optimiser, before a run begins."""
 
 import torch
 
@@ -7,11 +7,12 @@ from fedaccord.core.optimizer import OPTIMIZERS, Optimizer
 from fedaccord.core.rule import LocalConfig
 
 SHAPES = ((2, 3), (3,))  # of a model of ones
+STEPS = 10  # an optimiser may sum up some directions before it moves w
 
 
 def check_step(optimizer: Optimizer) -> None:
-    """Raise ValueError, in one line, if a step of the user's own optimiser fails, or leaves w as
-    it is, for example because it returns another vector."""
+    """Raise ValueError, in one line, if a step of the user's own optimiser fails, or if its steps
+    leave w as it is, for example because they return another vector."""
     if type(optimizer) in OPTIMIZERS.values():
         return
     name = type(optimizer).__name__
@@ -25,15 +26,16 @@ def check_step(optimizer: Optimizer) -> None:
         client=0,
         seed=0,
         shapes=SHAPES,
-        steps=1,
+        steps=STEPS,
     )
     version = w._version
     try:
         with torch.no_grad():
             own = optimizer.init(w)
             if hasattr(own, "_fields"):
-                d = torch.ones_like(w)
-                optimizer.step(w, d, own, config.lr, config.weight_decay, config)
+                for _ in range(STEPS):
+                    d = torch.ones_like(w)
+                    optimizer.step(w, d, own, config.lr, config.weight_decay, config)
     except Exception as error:  # the user's own code may raise anything
         raise ValueError(f"optimizer: a step of {name} failed: {one_line(error)}") from error
     if not hasattr(own, "_fields"):

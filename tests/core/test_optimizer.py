@@ -234,11 +234,17 @@ def test_an_optimiser_of_ones_own_that_takes_no_step_is_one_line(
         RunConfig.make({"optimizer": "mine:Adagrad"})
 
 
-def test_an_optimiser_of_ones_own_may_write_through_data(
+def test_an_optimiser_of_ones_own_may_write_through_data_or_move_at_its_second_step(
     mine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mine.Adagrad, "step", lambda self, w, d, *_: w.data.sub_(d))
-    assert S.FedAvg(local_optimizer=mine.Adagrad()).optimizer == "mine:Adagrad"
+    def second(self: Any, w: Any, d: Any, own: Any, *_: Any) -> None:
+        if own.v.any():
+            w.sub_(d)
+        own.v.add_(d)
+
+    for step in (lambda self, w, d, *_: w.data.sub_(d), second):
+        monkeypatch.setattr(mine.Adagrad, "step", step)
+        assert S.FedAvg(local_optimizer=mine.Adagrad()).optimizer == "mine:Adagrad"
 
 
 def test_vectors_that_an_optimiser_does_not_send_have_no_average(mine: Any) -> None:
