@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -139,6 +140,45 @@ def test_a_loaded_model_has_the_frozen_and_local_tensors_of_the_run(
         ValueError, match=r"^model: expected '1\.\w+' with the frozen values of .*$"
     ):
         fedaccord.load(path)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"algo": "ditto"},
+        {"algo": "dispfl"},
+        {"algo": "scaffold", "local_parameters": "4.*", "buffers": "local"} | ROLES,
+        {"algo": "ditto", "local_parameters": "4.*", "buffers": "mean"} | ROLES,
+    ],
+    ids=lambda more: "-".join(map(str, more.values())),
+)
+def test_a_clients_own_model_is_the_one_that_it_evaluated(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 6)).astype(np.float32), np.arange(60) % 3
+    np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    data = {"dataset": "npz", "data_dir": str(tmp_path / "data.npz"), "model": "mlp"}
+    keys = KEYS | {"num_clients": 3, "fraction_train": 1.0, "lr": 0.5, "eval_every": 1} | data
+    path = fedaccord.run(name="x", out_dir=str(tmp_path), **keys | more)
+    run = reader.read(path)
+    task, rows = load_task(RunConfig.make(run.settings).task, num_clients=3), run.clients
+    for i in range(3):
+        images, labels = task.client_test(i)
+        row = rows[(rows["round"] == rows["round"].max()) & (rows["client"] == i)]
+        model = fedaccord.load(path, client=i)
+        right = model(images).argmax(1) == labels
+        assert right.double().mean() == pytest.approx(row["personal-accuracy"].item(), abs=1e-12)
+        others = fedaccord.load(path).parameters()
+        assert not all(map(torch.equal, model.parameters(), others))
+
+
+def test_a_client_without_a_model_of_its_own_is_one_line(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"^client: expected a run whose clients have .* own, .*$"):
+        fedaccord.load(folder / "scaffold-0", client=1)
+    path = fedaccord.run("ditto", name="x", out_dir=str(tmp_path), **KEYS)
+    with pytest.raises(ValueError, match=r"^client: expected one whose state is .*, got 5, .*$"):
+        fedaccord.load(path, client=5)
 
 
 @pytest.mark.parametrize("name", list(models.MODELS))

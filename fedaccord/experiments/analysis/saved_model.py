@@ -7,11 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedaccord.config import RunConfig
+from fedaccord.core.client_half import has_personal, state_like
+from fedaccord.core.vectors import fill
 from fedaccord.data.transforms import normalise
-from fedaccord.runs import load_model
+from fedaccord.runs import load_model, logbook
+from fedaccord.runs.checkpoint import Checkpoints
 from fedaccord.storage.files import read_json
 from fedaccord.task import models
-from fedaccord.task.flat_model import digest
+from fedaccord.task.flat_model import digest, flat_model
 from fedaccord.task.tensors import cast
 
 
@@ -45,11 +49,14 @@ class SavedModel(nn.Module):
         return outputs
 
 
-def load(run: str | Path) -> SavedModel:
+def load(run: str | Path, client: int | None = None) -> SavedModel:
     """The model of a run directory, ready to use: in evaluation mode, on the CPU.
 
-    It prepares its inputs itself; see `SavedModel`. Raises ValueError or OSError, in one line, if
-    the directory has no model of a run or a damaged one.
+    It prepares its inputs itself; see `SavedModel`. client: the number of one whose own model to
+    return, that of `personal-accuracy`; None: the model that the run returns. Own models are in the
+    last checkpoint of a run of this machine, not in those of Flower's simulation and of devices.
+    Raises ValueError or OSError, in one line, if the directory has no model of a run, or of this
+    client, or a damaged one.
     """
     path = Path(run).expanduser()
     if not (path / "model.safetensors").is_file():
@@ -59,6 +66,8 @@ def load(run: str | Path) -> SavedModel:
     module = models.build(card["architecture"], **arguments, seed=card.get("seed", 0))
     cast(module, None, next(x.dtype for x in saved.values() if x.is_floating_point()))
     _fill(module, saved, card)
+    if client is not None:
+        _fill_own(module, path, client)
     return SavedModel(module, card).eval()
 
 
@@ -76,6 +85,32 @@ def _fill(module: nn.Module, saved: Mapping[str, Tensor], card: Mapping[str, Any
     names = built.keys() & shapes.keys() - saved.keys() - {*card.get("local", [])}
     check_frozen({name: digest(built[name]) for name in names}, card)
     module.load_state_dict(saved, strict=False)
+
+
+def _fill_own(module: nn.Module, path: Path, client: int) -> None:
+    """Replace what a client has of its own: all parameters, or its local parts. Raises ValueError,
+    in one line, for a run or a client without."""
+    checkpoint = Checkpoints(path / logbook.FOLDER).load()
+    method = RunConfig.make(checkpoint.facts["settings"]).strategy
+    half = method.client_half()
+    if not has_personal(half):
+        raise ValueError(
+            f"client: expected a run whose clients have models of their own, {path} has none: "
+            f"{type(method).__name__} without local-parameters"
+        )
+    if client not in checkpoint.clients:
+        raise ValueError(
+            f"client: expected one whose state is in the checkpoint of {path}, got {client}, which "
+            "has not trained, or keeps its state itself, as devices do"
+        )
+    like = state_like(half, tuple(map(tuple, checkpoint.facts["shapes"])))
+    state = fill(like, checkpoint.clients[client][1])
+    model, w = flat_model(module, method.model_settings, "cpu"), half.personal(state)
+    if w is not None:
+        model.w.copy_(w)
+    if half.keeps_local:
+        model.write_local(state.local)
+    module.zero_grad()
 
 
 def check_frozen(built: Mapping[str, str], card: Mapping[str, Any]) -> None:
