@@ -374,6 +374,8 @@ def _check(key: str, value: Any, field: "Field[Any]") -> Any:
         if why := METHODS.left_out(value):
             raise ValueError(f"algo={value}: its package cannot be loaded ({why}); fix it")
         near = did_you_mean(value, METHODS)
+        if ":" in value:
+            near = "; the entry point of a package names a method of your own: CONTRIBUTING.md"
         raise ValueError(f"{key}: expected one of {', '.join(METHODS)}, got {value!r}{near}")
     return check_option(key, value, field)
 

@@ -226,6 +226,12 @@ def test_the_nearest_known_value_is_named(key: str, value: str, advice: str) -> 
     assert str(error.value).endswith(f" (did you mean {advice!r}?)")
 
 
+def test_a_method_by_its_path_is_told_how_to_get_a_name() -> None:
+    line = "^algo: .* got 'own:Grow'; the entry point of a package names a method of your own: CONT"
+    with pytest.raises(ValueError, match=line):
+        RunConfig.make({"algo": "own:Grow"})
+
+
 def test_synonyms_name_existing_keys() -> None:
     keys = config.keys()
     for word, targets in SYNONYMS.items():
