@@ -1,7 +1,7 @@
 """`fedaccord evaluate`: the model of a run directory on the test samples again."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,13 +45,10 @@ def evaluate(
             )
         with console.status("evaluating"):
             values, others = _evaluate(run, places, BEST if best else MODEL)
+        before = {name: reported.get(f"{name}{metrics.LAST}") for name in values}
+        if best:
+            before = dict.fromkeys(values) | _of_best(run, reported, values)
     table, moved = Table.grid(padding=(0, 2)), []
-    before = {name: reported.get(f"{name}{metrics.LAST}") for name in values}
-    if best:  # its metric may not be measured here
-        best_model = reported.get("best-model")  # only of finished runs
-        before = dict.fromkeys(values)
-        if best_model:
-            before[best_model["metric"]] = best_model["value"]
     for name, earlier in before.items():
         title, value, text = name.replace("-", " "), values.get(name), written(name, earlier)
         if value is None:
@@ -84,13 +81,27 @@ def _reported(run: Path) -> dict[str, Any]:
         raise ValueError(f"{run}: {error}") from None
     if not isinstance(summary, dict):
         raise ValueError(f"{file}: expected the summary of a run, got a damaged file")
-    best = summary.get("best-model", {"metric": "", "value": None})
-    is_best = isinstance(best, dict) and isinstance(best.get("metric"), str) and "value" in best
+    best = summary.get("best-model", {"metric": "", "value": None, "round": 0})
+    is_best = isinstance(best, dict) and isinstance(best.get("metric"), str)
+    is_best = is_best and best.keys() >= {"value", "round"}
     numbers = [value for key, value in summary.items() if key.endswith("-last")]
     numbers += [best["value"]] if is_best else []
     if not is_best or not all(isinstance(number, int | float | None) for number in numbers):
         raise ValueError(f"{file}: expected numbers as metrics, got a damaged file")
     return summary
+
+
+def _of_best(run: Path, reported: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """What the run reported of its best model, with the metric by which it is the best, which may
+    not be measured here; empty before the run ended. Raises ValueError if a table is damaged."""
+    from fedaccord.runs import reader
+
+    if not (best := reported.get("best-model")):
+        return {}
+    rows = reader.read(run).metrics
+    row = rows[rows["round"] == best["round"]].dropna(axis="columns")
+    row = row[[name for name in names if name in row]]
+    return {name: row[name].item() for name in row} | {best["metric"]: best["value"]}
 
 
 def _contents(run: Path) -> dict[str, str]:
