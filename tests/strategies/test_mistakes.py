@@ -1,6 +1,7 @@
 """What is easily taken for something near it: layers for vectors, clients for samples, a share."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from torch import Tensor
 from fedaccord import simulate
 from fedaccord import strategies as S
 from fedaccord.core.cohort import Cohort
+from fedaccord.core.optimizer import SGD, Optimizer
 from fedaccord.core.rounds import broadcast
-from fedaccord.core.rule import LocalRule, Model
+from fedaccord.core.rule import LocalConfig, LocalRule, Model
 from fedaccord.core.vectors import Vector, fill, leaves
 from fedaccord.federation.sampling import cohort_size
 from fedaccord.federation.settings import own_options
@@ -134,6 +136,45 @@ def others(kind: type[FederatedStrategy], field: Any) -> Iterator[FederatedStrat
             continue
         if value != field.default:
             yield method
+
+
+# --- a rate or the length of a step ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Twice(Optimizer):
+    """Steps of SGD at twice the rate."""
+
+    def step(
+        self, w: Vector, d: Vector, own: Any, lr: Any, decay: float, config: LocalConfig
+    ) -> None:
+        w.sub_(d, alpha=2 * lr)
+
+
+TAKES_ANY = [
+    name
+    for name, kind in METHODS.items()
+    if not kind.assumes_sgd and isinstance(kind(fraction_train=1.0).own_optimizer(), SGD)
+]
+
+
+@pytest.mark.parametrize("name", TAKES_ANY)
+def test_an_optimizer_with_steps_twice_as_long_has_half_the_rate(name: str) -> None:
+    """Unless the formulas assume plain SGD, which such a method is to declare."""
+    kind = METHODS[name]
+    settings: dict[str, Any] = {"precision": "float64", "clip_norm": 7.0, "weight_decay": 0.0}
+    settings |= {"local_steps": 1 if kind is S.DPSGD else K, "fraction_train": 1.0}
+    if kind is S.FedMoSWA:
+        settings["rho"] = 1.0  # falling rates are the weights of the gradients under SGD alone
+    method = kind(**settings, lr=0.02, local_optimizer=Twice())
+    is_everyone = kind.all_clients or method.topology.is_decentralised
+    schedule = problem.everyone(C, T) if is_everyone else problem.cohorts(C, 4, T, seed=1)
+    twice, once = (
+        federate(method, LEAST_SQUARES, W0, schedule, shapes=[[3, 2], [2, 3]]).weights
+        for method in (method, kind(**settings, lr=0.04))
+    )
+    close(twice, once)
+    assert (once[-1] - once[0]).norm() > 0.01
 
 
 # --- a mean over samples --------------------------------------------------------------------------
