@@ -46,7 +46,7 @@ def no_fsync() -> Iterator[None]:
     """Do not wait for the disk in this process: no test simulates a power failure."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
-        patch.setattr(os, "sync", lambda: None)
+        patch.setattr("fedaccord.storage.files.syncfs", lambda descriptor: None)
         yield
 
 

@@ -9,7 +9,6 @@ file.
 """
 
 import json
-import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -18,12 +17,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedaccord.storage.files import read_json, replace, unfinished
+from fedaccord.storage.files import read_json, replace, sync_files, unfinished
 from fedaccord.storage.tensors import crc32_of, map_tensors, read_tensors, write_tensors
 
 FORMAT = 1  # of the files; another one is refused
 KEPT = 2
-MANY = 20  # files; the sync of a whole machine costs more than that of some
+MANY = 20  # files; the sync of a whole file system costs more than that of some
 FILES = {  # folder -> pattern of the names of its files of tensors
     "": r"[0-9]+\.safetensors",
     "clients": r"[0-9]+-[0-9]+\.safetensors",
@@ -106,14 +105,14 @@ class Checkpoints:
         self.forget(*self.numbers()[:-KEPT])
 
     def _write(self, files: Mapping[str, Tensors]) -> None:
-        """Write new files, by name; many are synced together, which takes a tenth of the time."""
+        """Write new files, by name; many are synced together."""
         at_once = len(files) > MANY
         sums = {
             name: write_tensors(self.folder / name, tensors, synced=not at_once)
             for name, tensors in files.items()
         }
         if at_once:
-            os.sync()
+            sync_files(self.folder / name for name in files)
         self._sums |= sums
 
     def load(self, number: int | None = None) -> Checkpoint:

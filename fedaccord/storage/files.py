@@ -1,10 +1,12 @@
 """Files that are complete even if writing them is interrupted."""
 
+import ctypes
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,9 @@ def replace(
 ) -> None:
     """Write a file atomically: readers see its whole old or its whole new content.
 
-    synced: after a power failure too; False: once the caller has called `os.sync`. durable: after
-    a power failure the new content, if the file system can promise that. mode: of the new file,
-    less the process's umask, from its first byte on. A link stays a link; /dev/stdout and the like
+    synced: after a power failure too; False: once the caller has called `sync_files`. durable:
+    after one the new content, if the file system can promise that. mode: of the new file, less
+    the process's umask, from its first byte on. A link stays a link; /dev/stdout and the like
     are written to. Raises OSError, which names the file.
     """
     if is_special(path):  # unresolved: a pipe at /dev/stdout has no path
@@ -47,6 +49,29 @@ def replace(
         beside.unlink(missing_ok=True)  # exists only if something above failed
     if durable:
         _sync_folder(path.parent)
+
+
+def sync_files(paths: Iterable[Path]) -> None:
+    """Sync many files, written by `replace`, with all others of their file systems: it takes a
+    tenth of the time of each alone. Raises OSError, which names their folder."""
+    for folder in {path.parent for path in paths}:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            syncfs(descriptor)
+        except OSError as error:
+            raise of_file(error, folder) from None
+        finally:
+            os.close(descriptor)
+
+
+def syncfs(descriptor: int) -> None:
+    """Linux's function of this name: `os.sync` waits for all disks, and reports no error."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None, use_errno=True), "syncfs"):
+        if libc.syncfs(descriptor):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    else:
+        os.sync()
 
 
 def nearest(folder: Path) -> Path:

@@ -44,8 +44,12 @@ def test_many_new_files_are_synced_together_before_the_checkpoint_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
-    monkeypatch.setattr(os, "sync", lambda: synced.append("all"))
+
+    def sync(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr("fedaccord.storage.files.syncfs", sync)
     for clients in (MANY, MANY + 1):
         synced.clear()
         folder = tmp_path / str(clients)
@@ -54,7 +58,8 @@ def test_many_new_files_are_synced_together_before_the_checkpoint_names_them(
         suffixes = [Path(path).name.split(".")[-2] for path in synced if "." in path]
         apart = ["safetensors"] * clients if clients == MANY else []
         assert suffixes == [*apart, "safetensors", "json"]
-        assert synced.index("all") == 0 if clients > MANY else "all" not in synced
+        together = str(folder / "clients")
+        assert synced.index(together) == 0 if clients > MANY else together not in synced
 
 
 def test_the_file_of_a_past_round_is_written_once(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 """Files that are replaced as a whole."""
 
+import errno
 import os
 import stat
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from fedaccord.storage.files import replace
+from fedaccord.storage import files
+from fedaccord.storage.files import replace, syncfs  # as they are, before a fixture
 
 
 def test_a_link_stays_one(tmp_path: Path) -> None:
@@ -50,3 +53,20 @@ def test_a_pipe_without_a_path_is_written_to() -> None:
     assert os.read(out, 10) == b"text"
     os.close(out)
     os.close(into)
+
+
+def test_a_disk_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    (tmp_path / "a").mkdir()
+    monkeypatch.setattr(files, "syncfs", fails)
+    with pytest.raises(OSError, match=r"Input/output error: ") as raised:
+        files.sync_files(tmp_path / "a" / name for name in ("x", "y"))
+    assert raised.value.filename == str(tmp_path / "a")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's function")
+def test_an_error_of_syncfs_is_raised() -> None:
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        syncfs(-1)
