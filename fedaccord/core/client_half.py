@@ -141,7 +141,7 @@ class ClientHalf:
 
     def start(self, down: Any, state: Any, config: LocalConfig) -> Vector:
         base, *around = self.states(state)
-        w_i0 = self.rule.start(down, base, config)
+        w_i0 = _of_length(down.w, self.rule, "start", "w_i0", self.rule.start(down, base, config))
         for plugin, own in zip(self.plugins, around, strict=True):
             w_i0 = plugin.start(w_i0, own)
         return w_i0
@@ -152,7 +152,12 @@ class ClientHalf:
         return down
 
     def direction(self, down: Any, state: Any, config: LocalConfig) -> Direction:
-        return self.rule.direction(down, self.states(state)[0], config)
+        direction = self.rule.direction(down, self.states(state)[0], config)
+        _of_type(self.rule, "direction", direction, Direction)
+        for name in ("shift", "anchor", "along"):
+            if (vector := getattr(direction, name)) is not None:
+                _of_length(down.w, self.rule, "direction", name, vector)
+        return direction
 
     def gradient_init(self, w: Vector, down: Any, state: Any, config: LocalConfig) -> Any:
         buffers = self.rule.gradient_init(w, down, self.states(state)[0], config)
@@ -166,7 +171,8 @@ class ClientHalf:
         for plugin in reversed(self.plugins):
             own, buffers = buffers
             at = partial(plugin.gradient, at, g=g, buffers=own)
-        return self.rule.gradient(w, g, buffers, at, config)
+        loss = self.rule.gradient(w, g, buffers, at, config)
+        return _tensor(self.rule, "gradient", "the loss at w", loss)
 
     def gradient_result(
         self, w: Vector, g: Vector, buffers: Any, at: GradientAt, config: LocalConfig
@@ -183,6 +189,9 @@ class ClientHalf:
         base, *around = self.states(state)
         sent = self.rule.upload(result.w_K, received, base, result)
         up = message = _of_type(self.rule, "upload", sent, self.rule.sends)
+        for name in self.rule.models:
+            if (vector := getattr(up, name)) is not None:  # of a round that is not sent
+                _of_length(result.w_K, self.rule, "upload", name, vector)
         if self._shared is not Stateless:
             up = message = joined(up, self.optimizer.upload(result.moments, result.config))
         memories = []
@@ -262,12 +271,29 @@ def _of_type(owner: Registered, verb: str, value: Any, kind: Any = None) -> Any:
 def _of_vectors(rule: LocalRule, state: Any) -> Any:
     """A client's first state. Raises TypeError, in one line, if it is no NamedTuple of vectors."""
     for name, value in _of_type(rule, "init", state)._asdict().items():
-        if not isinstance(value, Tensor) and not hasattr(value, "_fields"):
+        if not hasattr(value, "_fields"):
             hint = "; w_init is None unless needs_w_init is True" if value is None else ""
-            raise TypeError(
-                f"{type(rule).__name__}.init: expected a vector as {name}, got {value!r}{hint}"
-            )
+            _tensor(rule, "init", f"a vector as {name}", value, hint)
     return state
+
+
+def _tensor(rule: LocalRule, verb: str, what: str, value: Any, hint: str = "") -> Tensor:
+    """Raises TypeError, in one line, if it is none."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{type(rule).__name__}.{verb}: expected {what}, got {value!r}{hint}")
+    return value
+
+
+def _of_length(like: Vector | None, rule: LocalRule, verb: str, name: str, value: Any) -> Vector:
+    """A vector (..., d) as ``like``, if there is one. Raises TypeError or ValueError, in one line,
+    if it is none."""
+    vector = _tensor(rule, verb, f"a vector as {name}", value)
+    if like is not None and vector.shape[-1:] != like.shape[-1:]:
+        raise ValueError(
+            f"{type(rule).__name__}.{verb}: expected {name} of shape (..., {like.shape[-1]}), as "
+            f"the model, got {tuple(vector.shape)}"
+        )
+    return vector
 
 
 def _like(rule: LocalRule, state: Any, next_state: Any) -> Any:

@@ -143,10 +143,12 @@ def meaning(field: "dataclasses.Field[Any]", allowed: str = "") -> str:
 def options(kind: type) -> "tuple[dataclasses.Field[Any], ...]":
     """The options of a dataclass.
 
-    Raises TypeError, in one line, for a default of another type than the option's: the default's
-    type is that of all values, so ``mu: float = option(1, ...)`` would refuse 0.5.
+    Raises TypeError, in one line, as `check_dataclass`, and for a default of another type than the
+    option's: the default's type is that of all values, so ``mu: float = option(1, ...)`` would
+    refuse 0.5.
     """
     if kind not in _OPTIONS:
+        check_dataclass(kind)
         found = tuple(f for f in dataclasses.fields(kind) if "doc" in f.metadata)
         for field in found:
             declared = getattr(field.type, "__name__", str(field.type))
@@ -158,6 +160,20 @@ def options(kind: type) -> "tuple[dataclasses.Field[Any], ...]":
                 )
         _OPTIONS[kind] = found
     return _OPTIONS[kind]
+
+
+def check_dataclass(kind: type) -> None:
+    """Raise TypeError, in one line, for a subclass of a dataclass with a field, but without
+    @dataclass above it: its options would be unknown, and its defaults hold silently."""
+    for cls in kind.__mro__:
+        if not dataclasses.is_dataclass(cls) or "__dataclass_fields__" in vars(cls):
+            continue
+        for name, of in inspect.get_annotations(cls).items():
+            if "ClassVar" not in str(of):
+                raise TypeError(
+                    f"{cls.__name__}: expected @dataclass(...) above the class, as above "
+                    f"{cls.__mro__[1].__name__}, for its field {name}"
+                )
 
 
 def unread(settings: Any) -> dict[str, str]:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from torch import Tensor
 
+from fedaccord.core.options import check_dataclass
 from fedaccord.core.vectors import Vector, clip_
 
 Shapes = Sequence[Sequence[int]]  # of a model's parameters, in vector order
@@ -109,6 +110,10 @@ class Registered:
                 f"that of {one}; rename one of them"
             )
         Registered.registry[name] = cls
+
+    def __new__(cls, *positional: Any, **named: Any) -> Self:
+        check_dataclass(cls)
+        return super().__new__(cls)
 
     @classmethod
     def registered_name(cls) -> str:

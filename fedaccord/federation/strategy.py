@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedaccord.core.options import argument, plain
+from fedaccord.core.options import argument, check_dataclass, plain
 from fedaccord.core.vectors import Vector
 from fedaccord.federation.app_evaluation import (
     AggregateMetrics,
@@ -79,6 +79,7 @@ class FederatedStrategy(Method, Strategy, ABC):
     )
 
     def __new__(cls, *positional: Any, **named: Any) -> Self:
+        check_dataclass(cls)
         check_arguments(cls, positional, named)
         return super().__new__(cls)
 

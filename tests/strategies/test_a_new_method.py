@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedaccord import simulate
-from fedaccord.core import Cohort, Direction, LocalConfig, LocalRule, Model
+from fedaccord.core import Cohort, Direction, LocalConfig, LocalRule, Model, option
 from fedaccord.core.folder import class_of, classes
+from fedaccord.core.options import options
 from fedaccord.strategies import DFedAvg, FedAdam, FedAvg, FederatedStrategy
 from fedaccord.strategies.fedadam import Adaptive
 from fedaccord.strategies.fedavg import FedAvgClient
@@ -314,6 +315,53 @@ def test_a_rule_that_is_no_client_half_is_one_line(result: Any, text: str) -> No
     line = f"^rule: expected it to return an instance of a LocalRule, got {text}$"
     with pytest.raises(TypeError, match=line):
         simulate(Forgets(), dataset="digits", num_clients=4, rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("verb", "result", "line"),
+    [
+        ("start", None, "a vector as w_i0, got None"),
+        ("start", torch.ones(3), r"w_i0 of shape \(..., 56\), as the model, got \(3,\)"),
+        ("direction", None, "a Direction, got a NoneType"),
+        ("direction", Direction(shift=torch.ones(3)), r"shift of shape .*, got \(3,\)"),
+        ("gradient", None, "the loss at w, got None"),
+        ("upload", Model(torch.ones(3)), r"w of shape \(..., 56\), as the model, got \(3,\)"),
+    ],
+)
+def test_a_hook_that_returns_no_vector_as_long_as_the_model_is_one_line(
+    verb: str, result: Any, line: str
+) -> None:
+    """Found with a tiny model, whose costs are computed before a run."""
+    kind = type("ShortClient", (FedAvgClient,), {verb: lambda *_: result})
+
+    class Short(FedAvg):
+        def rule(self) -> LocalRule:
+            return kind()  # type: ignore[no-any-return]
+
+    with pytest.raises((TypeError, ValueError), match=f"^ShortClient.{verb}: expected {line}$"):
+        simulate(Short(), dataset="digits", num_clients=4, rounds=1)
+
+
+def test_a_class_with_a_field_but_without_a_decorator_is_one_line() -> None:
+    """Its options would be unknown, and another value of them never read."""
+
+    class BareClient(FedAvgClient):
+        strength: float = 0.1
+
+    class Bare(FedAvg):
+        kinds: ClassVar[tuple[str, ...]] = ()
+        alpha: float = option(0.1, "a strength")
+
+    class Heir(FedAvg):
+        kinds: ClassVar[tuple[str, ...]] = ()
+
+    line = r"^{}: expected @dataclass\(...\) above the class, as above {}, for its field {}$"
+    with pytest.raises(TypeError, match=line.format("BareClient", "FedAvgClient", "strength")):
+        BareClient()
+    for use in (Bare, lambda: Bare(alpha=0.3), lambda: options(Bare)):
+        with pytest.raises(TypeError, match=line.format("Bare", "FedAvg", "alpha")):
+            use()
+    assert Heir().kinds == ()
 
 
 @pytest.mark.parametrize("verb", ["start", "direction", "upload", "remember"])

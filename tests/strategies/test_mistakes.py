@@ -142,7 +142,7 @@ def others(kind: type[FederatedStrategy], field: Any) -> Iterator[FederatedStrat
 
 
 @dataclass(frozen=True)
-class Twice(Optimizer):
+class DoubleStep(Optimizer):
     """Steps of SGD at twice the rate."""
 
     def step(
@@ -166,7 +166,7 @@ def test_an_optimizer_with_steps_twice_as_long_has_half_the_rate(name: str) -> N
     settings |= {"local_steps": 1 if kind is S.DPSGD else K, "fraction_train": 1.0}
     if kind is S.FedMoSWA:
         settings["rho"] = 1.0  # falling rates are the weights of the gradients under SGD alone
-    method = kind(**settings, lr=0.02, local_optimizer=Twice())
+    method = kind(**settings, lr=0.02, local_optimizer=DoubleStep())
     is_everyone = kind.all_clients or method.topology.is_decentralised
     schedule = problem.everyone(C, T) if is_everyone else problem.cohorts(C, 4, T, seed=1)
     twice, once = (
