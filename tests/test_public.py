@@ -181,6 +181,15 @@ def test_a_client_without_a_model_of_its_own_is_one_line(tmp_path: Path, folder:
         fedaccord.load(path, client=5)
 
 
+def test_a_clients_own_model_needs_no_state_of_another(tmp_path: Path) -> None:
+    path = fedaccord.run("ditto", name="x", out_dir=str(tmp_path), **KEYS | {"fraction_train": 1.0})
+    (state,) = (path / "checkpoint" / "clients").glob("1-*")
+    state.write_bytes(b"damaged")
+    fedaccord.load(path, client=0)
+    with pytest.raises(ValueError, match="expected a checkpoint, got a damaged one"):
+        fedaccord.load(path, client=1)
+
+
 @pytest.mark.parametrize("name", list(models.MODELS))
 def test_every_model_is_loaded_for_its_smallest_images(tmp_path: Path, name: str) -> None:
     rng, side = np.random.default_rng(0), 32 if name == "vgg11" else 28

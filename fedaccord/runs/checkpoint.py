@@ -115,8 +115,9 @@ class Checkpoints:
             sync_files(self.folder / name for name in files)
         self._sums |= sums
 
-    def load(self, number: int | None = None) -> Checkpoint:
-        """The latest checkpoint, or the one after ``number`` rounds.
+    def load(self, number: int | None = None, client: int | None = None) -> Checkpoint:
+        """The latest checkpoint, or the one after ``number`` rounds; client: the one whose state is
+        read, None: all are.
 
         Raises FileNotFoundError if there is none, and DamagedError, in one line, if it is damaged
         or of another version.
@@ -137,7 +138,10 @@ class Checkpoints:
             for name in self._sums:
                 if name.startswith("rounds/"):
                     server |= map_tensors(self.folder / name, self._sums[name])
-            clients = States(content["clients"], self._read)
+            names = content["clients"]
+            if client is not None:
+                names = {i: name for i, name in names.items() if int(i) == client}
+            clients = States(names, self._read)
             for client in clients:  # all are checked before one is used
                 clients[client]
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:

@@ -90,7 +90,7 @@ def _fill(module: nn.Module, saved: Mapping[str, Tensor], card: Mapping[str, Any
 def _fill_own(module: nn.Module, path: Path, client: int) -> None:
     """Replace what a client has of its own: all parameters, or its local parts. Raises ValueError,
     in one line, for a run or a client without."""
-    checkpoint = Checkpoints(path / logbook.FOLDER).load()
+    checkpoint = Checkpoints(path / logbook.FOLDER).load(client=client)
     method = RunConfig.make(checkpoint.facts["settings"]).strategy
     half = method.client_half()
     if not has_personal(half):
