@@ -142,8 +142,8 @@ class Checkpoints:
             if client is not None:
                 names = {i: name for i, name in names.items() if int(i) == client}
             clients = States(names, self._read)
-            for client in clients:  # all are checked before one is used
-                clients[client]
+            for i in clients:  # all are checked before one is used
+                clients[i]
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             before = [n for n in numbers if n < number]
             instead = (

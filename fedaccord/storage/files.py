@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -48,20 +48,18 @@ def replace(
     finally:
         beside.unlink(missing_ok=True)  # exists only if something above failed
     if durable:
-        _sync_folder(path.parent)
+        with suppress(OSError):  # some file systems cannot
+            _sync_folder(path.parent, os.fsync)
 
 
 def sync_files(paths: Iterable[Path]) -> None:
     """Sync many files, written by `replace`, with all others of their file systems: it takes a
     tenth of the time of each alone. Raises OSError, which names their folder."""
     for folder in {path.parent for path in paths}:
-        descriptor = os.open(folder, os.O_RDONLY)
         try:
-            syncfs(descriptor)
+            _sync_folder(folder, syncfs)
         except OSError as error:
             raise of_file(error, folder) from None
-        finally:
-            os.close(descriptor)
 
 
 def syncfs(descriptor: int) -> None:
@@ -79,13 +77,12 @@ def nearest(folder: Path) -> Path:
     return next(parent for parent in (folder, *folder.parents) if parent.exists())
 
 
-def _sync_folder(folder: Path) -> None:
-    with suppress(OSError):  # some file systems cannot
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _sync_folder(folder: Path, sync: Callable[[int], None]) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def contents(path: Path) -> str:

@@ -1,7 +1,7 @@
 """What is easily taken for something near it: layers for vectors, clients for samples, a share."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,12 +44,9 @@ def test_where_a_model_is_cut_into_layers_is_nothing_to_a_method(name: str) -> N
     Only DisPFL, whose masks have a density for each layer, and FedMuon, whose steps are of
     matrices, read the shapes.
     """
-    kind = METHODS[name]
-    method = kind(local_steps=1 if kind is S.DPSGD else K, **SETTINGS, fraction_train=1.0)
-    everyone = kind.all_clients or method.topology.is_decentralised
-    schedule = problem.everyone(C, T) if everyone else problem.cohorts(C, 4, T, seed=1)
+    method = make(METHODS[name])
     one, several = (
-        federate(method, LEAST_SQUARES, W0, schedule, shapes=shapes).weights
+        federate(method, LEAST_SQUARES, W0, cohorts_of(method), shapes=shapes).weights
         for shapes in ([[12]], [[2, 3], [4], [1, 2]])
     )
     assert torch.equal(one, several)
@@ -110,6 +107,12 @@ def make(kind: type[FederatedStrategy], **own: Any) -> FederatedStrategy:
     return kind(**SETTINGS, local_steps=steps, fraction_train=1.0, **own)
 
 
+def cohorts_of(method: FederatedStrategy) -> list[list[int]]:
+    """Four clients a round, or all if the method needs them."""
+    everyone = method.all_clients or method.topology.is_decentralised
+    return problem.everyone(C, T) if everyone else problem.cohorts(C, 4, T, seed=1)
+
+
 def path(method: FederatedStrategy) -> list[Any]:
     """The models after each round and the clients' last states, as numbers."""
     everyone, shapes = problem.everyone(C, T), [[3, 2], [2, 3]]
@@ -161,17 +164,13 @@ TAKES_ANY = [
 @pytest.mark.parametrize("name", TAKES_ANY)
 def test_an_optimizer_with_steps_twice_as_long_has_half_the_rate(name: str) -> None:
     """Unless the formulas assume plain SGD, which such a method is to declare."""
-    kind = METHODS[name]
-    settings: dict[str, Any] = {"precision": "float64", "clip_norm": 7.0, "weight_decay": 0.0}
-    settings |= {"local_steps": 1 if kind is S.DPSGD else K, "fraction_train": 1.0}
-    if kind is S.FedMoSWA:
-        settings["rho"] = 1.0  # falling rates are the weights of the gradients under SGD alone
-    method = kind(**settings, lr=0.02, local_optimizer=DoubleStep())
-    is_everyone = kind.all_clients or method.topology.is_decentralised
-    schedule = problem.everyone(C, T) if is_everyone else problem.cohorts(C, 4, T, seed=1)
+    # under SGD alone the gradients are weighted by rates that fall
+    own = {"rho": 1.0} if name == "fedmoswa" else {}
+    plain = make(METHODS[name], weight_decay=0.0, **own)
+    other = replace(plain, lr=plain.lr / 2, local_optimizer=DoubleStep())
     twice, once = (
-        federate(method, LEAST_SQUARES, W0, schedule, shapes=[[3, 2], [2, 3]]).weights
-        for method in (method, kind(**settings, lr=0.04))
+        federate(method, LEAST_SQUARES, W0, cohorts_of(method), shapes=[[3, 2], [2, 3]]).weights
+        for method in (other, plain)
     )
     close(twice, once)
     assert (once[-1] - once[0]).norm() > 0.01
