@@ -119,7 +119,7 @@ def run(
             state = log_book.restore(current.session)
             if log_book.best and log_book.best.facts():  # the file may be of a later round
                 save_best(log_book.best)
-            else:
+            elif log_book.best:
                 directory.path.joinpath(BEST).unlink(missing_ok=True)
             result = current.play(state and with_lost_states(state, current.session, config))
             check_result(current, result, loss_of(method, task))

@@ -44,10 +44,9 @@ def init(
     fedaccord deploy init federation --supernodes 3 --host 192.0.2.10
     """
     from fedaccord.cli.deployments import folders
-    from fedaccord.runs.origin import versions
 
-    hosts, here = _hosts(host), versions()
-    facts = folders.Facts(hosts[0], port, {package: here[package] for package in folders.COMPARED})
+    hosts = _hosts(host)
+    facts = folders.Facts(hosts[0], port, folders.versions())
     with refusing(ValueError, OSError):
         folders.make(folder.absolute(), hosts, supernodes, facts)
     typer.echo(f"{folder}: copy server to {hosts[0]}, and a device-N to each device")
@@ -85,7 +84,8 @@ def renew(
     ] = None,
 ) -> None:
     """Make a new certificate for the server, for the same names or others, before the old one
-    expires. Nothing changes on the devices, unless the first name does: they connect to it.
+    expires. Nothing changes on the devices, unless the first name does, to which they connect, or
+    this machine's versions of the packages, which they compare: type it after an upgrade.
 
     fedaccord deploy renew federation
     """
@@ -99,10 +99,11 @@ def renew(
         hosts = _hosts(host or certificates.hosts_of(certificates.read_certificate(file)))
         facts = folders.read_facts(folder / "server")
         folders.renew(folder, hosts)
-        if host and hosts[0] != facts.host:
-            folders.write_facts(folder, facts._replace(host=hosts[0]))
+        new = facts._replace(host=hosts[0] if host else facts.host, versions=folders.versions())
+        if new != facts:
+            folders.write_facts(folder, new)
             facts_of = f"{folders.FACTS} to the server and to each device"
-            typer.echo(f"{hosts[0]}: copy {facts_of}, and {folders.START} to the server")
+            typer.echo(f"{new.host}: copy {facts_of}, and {folders.START} to the server")
     files = f"{folders.CERTIFICATE} and {folders.SERVER_KEY}"
     typer.echo(f"{folder / 'server'}: copy {files} to the server, and start it again")
 

@@ -51,7 +51,8 @@ def check_deployment(folder: Path) -> Iterator[Check]:
         # without the build suffix of PyTorch: 2.9.1+cpu
         have, wanted = (v[package].partition("+")[0] for v in (here, facts.versions))
         advice = f"expected {wanted}, as on the other machines, got {have or 'none'}"
-        advice += "; install the same version everywhere"
+        advice += "; install the same version everywhere, and after an upgrade of all machines run "
+        advice += "`fedaccord deploy renew DIR` where the deployment was made"
         if have == wanted:
             yield ok(package, have)
         elif package == "torch" and have.split(".")[0] == wanted.split(".")[0]:

@@ -250,6 +250,9 @@ def _check_data(
     task, clients, data = settings.task, settings.num_clients, None
     loaded: Task | None = None
     kind = datasets.kind_of(task.dataset)
+    if kind.origin == "user" and not task.data_dir and settings.strategy.evaluation == "clients":
+        yield warn("data", "no data-dir: all training and evaluation is at devices with their own")
+        return None, None
     facts, find = kind.facts, datasets.load if kind is FUNCTION else datasets.cached
     try:
         data = find(task.dataset, task.data_dir, task.reading)
@@ -277,7 +280,12 @@ def _check_data(
             yield ok("partition", f"{task.partition}, {clients} clients")
         except (ValueError, FileNotFoundError) as error:
             key = str(error).partition(":")[0]
-            yield fail(key if key in ("loss", "metrics") else "partition", error)
+            if key in ("loss", "metrics"):
+                yield fail(key, error)
+            elif kind.origin == "user":
+                yield warn("partition", f"{error}; devices with their own data have no part of it")
+            else:
+                yield fail("partition", error)
             return facts, None
         try:
             loaded.model(settings.strategy.model_settings)

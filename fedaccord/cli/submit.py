@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 LOOK = 3.0  # seconds between two status requests
 PATIENCE = 600.0  # seconds that a server may be unreachable
-NO_CHECKPOINT = "expected a checkpoint, found none"  # of a run that stopped before its first
+NOTHING = (  # of a run that stopped before its first checkpoint, or before it made its directory
+    "expected a checkpoint, found none",
+    "expected the directory of a run, found none",
+)
 
 
 @interruptible()
@@ -77,7 +80,7 @@ def submit(
             ending = _wait(run, superlink)
             if ending.status == "completed":
                 return
-            if attempt and NO_CHECKPOINT in ending.details:
+            if attempt and any(words in ending.details for words in NOTHING):
                 values |= {"name": f"{name}-{attempt + 1}", "resume": False}
             elif EARLIER_START in ending.details or has_lost_superlink(ending.details):
                 values |= {"resume": True}

@@ -3,6 +3,8 @@
 The cache folder is $FEDACCORD_CACHE, else $XDG_CACHE_HOME/fedaccord, else ~/.cache/fedaccord; it
 may be deleted at any time. safetensors maps a file instead of reading it, so all processes
 share one copy in memory. A file holds a checksum, which every reader compares (about 0.3 s a GB).
+Files of the user's own data can be read by their owner alone, and a source that has changed leaves
+no copy of its earlier content.
 """
 
 from __future__ import annotations
@@ -40,17 +42,21 @@ def cache_folder() -> Path:
 
 
 def fingerprint(paths: tuple[Path, ...], settings: Mapping[str, Any]) -> str:
-    """Short hash of settings, paths and the names, sizes and times of the files in the paths and
-    in their folders. No source has more levels, and a link to a parent folder would be endless."""
+    """Short hashes of the source (settings and paths), and of its present state: the names, sizes
+    and times of the files in the paths and in their folders. No source has more levels, and a link
+    to a parent folder would be endless."""
     entries = [str(path) for path in paths]
     for path in entries.copy():
         for folder, folders, files in os.walk(path, followlinks=True):
             entries += [f"{folder}/{entry}" for entry in folders + files]
             if folder != path:
                 folders.clear()  # do not descend
-    facts = [_size_and_time(entry) for entry in sorted(entries)]
-    text = repr((CACHE_FORMAT, settings, facts))
-    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
+    source = _hash((CACHE_FORMAT, settings, paths))
+    return f"{source}-{_hash([_size_and_time(entry) for entry in sorted(entries)])}"
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(repr(value).encode(errors="surrogateescape")).hexdigest()[:12]
 
 
 def _size_and_time(entry: str) -> tuple[str, int, int]:
@@ -87,10 +93,18 @@ def read(path: Path, name: str) -> Dataset | None:
     )
 
 
-def write(path: Path, data: Arrays, scale: tuple[PerChannel, PerChannel] | None) -> None:
+def write(
+    path: Path,
+    data: Arrays,
+    scale: tuple[PerChannel, PerChannel] | None,
+    *,
+    private: bool = False,
+) -> None:
     """Write a cache file under another name, then rename it: readers see all of it or nothing.
+    Files of the same source in an earlier state are removed.
 
-    scale: mean and std of the channels; None: those of the training images.
+    scale: mean and std of the channels; None: those of the training images. private: whether only
+    the owner may read it.
     """
     tensors = {
         "x_train": _channel_first(data.x_train),
@@ -113,7 +127,8 @@ def write(path: Path, data: Arrays, scale: tuple[PerChannel, PerChannel] | None)
         usual, file = part / "usual", part / path.name
         usual.touch()
         save_file(tensors, file, metadata=metadata)
-        file.chmod(usual.stat().st_mode)  # safetensors lets only the owner read
+        if not private:
+            file.chmod(usual.stat().st_mode)  # safetensors lets only the owner read
         file.replace(path)
     except (OSError, SafetensorError) as error:
         raise ValueError(
@@ -122,6 +137,11 @@ def write(path: Path, data: Arrays, scale: tuple[PerChannel, PerChannel] | None)
         ) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+    source, _, _ = path.name.rpartition("-")
+    for other in path.parent.glob(f"{source}-*.safetensors"):
+        if other != path:
+            with suppress(OSError):  # a process that has mapped it keeps it
+                other.unlink()
 
 
 def remove_abandoned(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Data sets by name, decoded once and mapped into memory by every process.
 
 `load` finds the files, decodes them into one cache file and maps that file; later calls, in this
-process or another, only map it (see cache.py). A cache file's name carries a hash of the source's
+process or another, only map it (see cache.py). A cache file's name carries hashes of the source's
 path and of the names, sizes and times of its files: changed data is decoded again.
 """
 
@@ -81,7 +81,7 @@ def _load(name: str, data_dir: str, reading: ReadOptions) -> Dataset:
     remove_abandoned(path.parent)
     if data := read(path, name):
         return data
-    write(path, source.decode(), kind.scale)
+    write(path, source.decode(), kind.scale, private=kind.origin == "user")
     if data := read(path, name):
         return data
     raise ValueError(

@@ -279,26 +279,17 @@ class _Table:
         rows = [{name: _cell(value) for name, value in row.items()} for row in rows]
         new = [c for c in dict.fromkeys(c for row in rows for c in row) if c not in self.columns]
         if new:
-            rows = [*self.read(), *rows]
-            self.columns += new
-            self._marked = Mark(size=0, crc32=0)
-            replace(self.path, self._text(rows, header=True).encode())
+            columns = [*self.columns, *new]
+            replace(self.path, _text([*self.read(), *rows], columns, header=True).encode())
+            self.columns, self._marked = columns, Mark(size=0, crc32=0)  # it has them now
         elif rows:
             size = self.path.stat().st_size
             try:
                 with self.path.open("a", encoding="utf-8", newline="") as file:
-                    file.write(self._text(rows))
+                    file.write(_text(rows, self.columns))
             except OSError as error:
                 os.truncate(self.path, size)  # no torn row
                 raise of_file(error, self.path) from None
-
-    def _text(self, rows: Iterable[Mapping[str, Any]], header: bool = False) -> str:
-        file = io.StringIO(newline="")
-        writer = csv.DictWriter(file, self.columns)
-        if header:
-            writer.writeheader()
-        writer.writerows(rows)
-        return file.getvalue()
 
     def mark(self) -> Mark:
         """Sync the file and return its state; reads only its new part."""
@@ -326,7 +317,7 @@ class _Table:
             if is_marked and len(rows) == len(every):  # otherwise the disk was full within a round
                 return first
             rows = [{name: row[name] for name in self.columns} for row in rows]
-            prefix = self._text(rows, header=True).encode()
+            prefix = _text(rows, self.columns, header=True).encode()
             if is_marked or mark in (None, Mark(size=len(prefix), crc32=zlib.crc32(prefix))):
                 return prefix
             reason = "it was edited or truncated"
@@ -349,6 +340,17 @@ class _Table:
 
     def _rows(self, content: bytes) -> list[dict[str, Any]]:
         return list(csv.DictReader(io.StringIO(content.decode(), newline="")))
+
+
+def _text(
+    rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, header: bool = False
+) -> str:
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, columns)
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
 
 
 def _cell(value: Any) -> Any:

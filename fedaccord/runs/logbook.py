@@ -120,14 +120,14 @@ class Logbook(Book):
         self._session = session
         if self._begun is None:
             return None
+        begun_with = self._begun.facts["settings"].get("keep-best")
         if self.best:
             self.best.restore(self._begun.facts.get("best", {}), self._begun.server)
-            if self._begun.facts["settings"].get("keep-best") != self.best.metric:
-                log.warning(
-                    "resume: keep-best=%s keeps the best model of the rounds from now on: the run "
-                    "has none of its earlier rounds",
-                    self.best.metric,
-                )
+            if begun_with != self.best.metric:
+                text = "resume: keep-best=%s keeps the best model of the rounds from now on"
+                log.warning(text, self.best.metric)
+        elif begun_with:
+            log.warning("resume: without keep-best=%s the best model stays as it is", begun_with)
         state, self._begun = restore(session, self._begun), None
         if state.privacy and session.is_deployed:
             releases = _releases(self.directory.path, state.privacy.releases)

@@ -1,6 +1,7 @@
 """The task of a run configuration: data set, partition and model by name."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -62,7 +63,7 @@ def _load_task(config: TaskConfig, num_clients: int, whole: bool, code: tuple[st
         test, x, y = (x[held_out], y[held_out]), x[~held_out], y[~held_out]
     parts: Sequence[np.ndarray]
     if whole:
-        parts = [np.arange(len(y))] * num_clients
+        parts = [np.arange(len(y))]
     else:
         parts = partition_labels(
             y.numpy(),
@@ -79,6 +80,9 @@ def _load_task(config: TaskConfig, num_clients: int, whole: bool, code: tuple[st
     clients, shape = Clients(x, y, parts), tuple(x.shape[1:])
     if held_out is not None and not drawn:
         clients, test = _without(clients, held_out, config.validation)
+    if whole:
+        assert clients.parts is not None
+        clients = replace(clients, parts=[*clients.parts] * num_clients)
 
     kind = datasets.kind_of(config.dataset)
 

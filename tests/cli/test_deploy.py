@@ -196,6 +196,17 @@ def test_a_renewed_certificate_is_trusted_like_the_old_one(tmp_path: Path) -> No
     assert "ca.crt" in refusal(tmp_path, invoke("deploy", "renew", path))
 
 
+def test_a_renewal_after_an_upgrade_has_the_new_versions(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    invoke("deploy", "init", path, "--supernodes", 1, "--host", "192.0.2.10")
+    new = folders.read_facts(path / "server")
+    assert "deployment.toml" not in success(invoke("deploy", "renew", path)).stdout
+    folders.write_facts(path, new._replace(versions=new.versions | {"flwr": "1.0.0"}))
+    line = f"192.0.2.10: copy {folders.FACTS} to the server and to each device, and start.sh to"
+    assert line in success(invoke("deploy", "renew", path)).stdout
+    assert folders.read_facts(path / "server") == folders.read_facts(path / "device-0") == new
+
+
 def test_a_server_without_its_facts_keeps_its_certificate(tmp_path: Path) -> None:
     path = tmp_path / "x"
     invoke("deploy", "init", path, "--supernodes", 1, "--host", "192.0.2.10")

@@ -125,6 +125,23 @@ def test_a_partition_that_fails_leaves_a_model_of_numbers_or_tokens_fit(
     assert lines["model"].startswith("ok ")
 
 
+def test_a_server_of_devices_with_their_own_data_passes(tmp_path: Path) -> None:
+    own = ("dataset=npz", "num-clients=8", "model=linear", f"out-dir={tmp_path}")
+    cache = str(tmp_path / "cache")
+    code, lines = doctor(*own, "evaluation=clients", FEDACCORD_CACHE=cache)
+    assert (code, lines["data"][:17]) == (0, "warn no data-dir:")
+    code, lines = doctor(*own, FEDACCORD_CACHE=cache)  # whose server evaluates
+    assert (code, lines["data"][:4]) == (1, "fail")
+    x, y, file = np.zeros((4, 3), np.float32), np.arange(4) % 2, tmp_path / "test.npz"
+    np.savez(file, x_train=x, y_train=y, x_test=x, y_test=y)
+    words = (*own, f"data-dir={file}", "partition=iid")
+    datasets.load("npz", str(file))
+    code, lines = doctor(*words)
+    assert code == 0
+    assert lines["partition"].startswith("warn num-clients: expected at least one sample")
+    assert lines["model"].startswith("ok ")
+
+
 @pytest.mark.parametrize(
     ("words", "subject", "message"),
     [

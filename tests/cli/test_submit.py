@@ -17,6 +17,7 @@ AWAY = (
 )
 FAILED = "ServerApp failed with exception: "
 NO_CHECKPOINT = f"{FAILED}/runs/x/checkpoint: expected a checkpoint, found none"
+NO_DIRECTORY = f"{FAILED}FileNotFoundError: /runs/x: expected the directory of a run, found none"
 KILLED = "No heartbeat received from the task"
 NOT = {"success": False}
 
@@ -135,10 +136,11 @@ def test_a_run_resumes_when_its_server_is_available_again(flwr: Flwr, words: str
     assert "warning: run 7 stopped: " in result.stderr
 
 
-def test_a_run_without_a_checkpoint_restarts_under_another_name(flwr: Flwr) -> None:
+@pytest.mark.parametrize("nothing", [NO_CHECKPOINT, NO_DIRECTORY])
+def test_a_run_without_a_checkpoint_restarts_under_another_name(flwr: Flwr, nothing: str) -> None:
     flwr.answers(
         *run(7, f"finished:failed|{KILLED}"),
-        *run(8, f"finished:failed|{NO_CHECKPOINT}"),
+        *run(8, f"finished:failed|{nothing}"),
         *run(9, "finished:completed"),
     )
     success(invoke("submit", "lab", "name=x"))

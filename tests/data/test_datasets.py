@@ -181,6 +181,23 @@ def test_a_cache_file_may_be_read_by_whom_the_umask_says(folder: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o640
 
 
+def test_a_users_own_data_has_one_copy_which_its_owner_alone_may_read(
+    folder: Path, tmp_path: Path
+) -> None:
+    x, y = np.random.default_rng(0).random((8, 3), dtype=np.float32), np.arange(8) % 2
+    load("digits")
+    (public,) = folder.iterdir()
+    files = [str(tmp_path / name) for name in ("a.npz", "b.npz")]
+    for n in (8, 6):  # samples are removed on request
+        for file in files:
+            np.savez(file, x_train=x[:n], y_train=y[:n], x_test=x[:2], y_test=y[:2])
+            assert len(load("npz", file).x_train) == n
+    copies = {*folder.iterdir()} - {public}
+    assert len(copies) == 2
+    assert {copy.stat().st_mode & 0o777 for copy in copies} == {0o600}
+    assert cached("npz", files[0]) is not None
+
+
 def test_a_folder_without_permission_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = Mock(side_effect=PermissionError(13, "Permission denied", "/data/train"))
     monkeypatch.setattr(datasets, "_locate", closed)

@@ -16,7 +16,7 @@ from fedaccord.federation.round import Round
 from fedaccord.runs import RunDirectory, load_model
 from fedaccord.runs.best import BEST, Best
 from fedaccord.runs.metrics import best
-from tests.cli.shell import invoke, summary
+from tests.cli.shell import invoke, success, summary
 
 SMALL: dict[str, Any] = {
     **{"num-clients": 4, "model": "linear", "local-epochs": 1, "threads": 1, "device": "cpu"},
@@ -100,6 +100,15 @@ def test_a_full_disk_at_a_resume_leaves_the_best_model(
     monkeypatch.setattr(RunDirectory, "save_model", full)
     assert invoke("resume", path, "num-server-rounds=3").exit_code == 1
     assert (path / BEST).read_bytes() == before
+
+
+def test_a_run_that_resumes_without_the_metric_keeps_the_file(tmp_path: Path) -> None:
+    path = federate(tmp_path, 2, name="x", **{"keep-best": "test-accuracy"})
+    before = (path / BEST).read_bytes()
+    result = success(invoke("resume", path, "num-server-rounds=3", "keep-best="))
+    assert "resume: without keep-best=test-accuracy the best model stays" in result.stderr
+    assert (path / BEST).read_bytes() == before
+    assert "without keep-best" not in invoke("resume", path, "num-server-rounds=4").stderr
 
 
 def test_a_value_of_another_metric_is_not_restored() -> None:

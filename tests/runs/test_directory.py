@@ -207,6 +207,28 @@ def test_a_full_disk_tears_no_row(tmp_path: Path, full_disk: Callable[[], None])
     assert rows(run.path / "metrics.csv") == [{"round": "0", "loss": "0.5"}]
 
 
+def test_a_column_that_a_full_disk_left_out_is_not_in_the_table(
+    tmp_path: Path, full_disk: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run writes rows of the columns that its files have."""
+    run = RunDirectory(str(tmp_path), "x", SETTINGS)
+    run.record({"round": 0, "loss": 0.5}, [{"round": 0, "client": 1}])
+    full_disk()
+    with pytest.raises(OSError, match="No space left"):
+        run.record({"round": 1, "loss": 0.25, "repair": 1}, [])
+    monkeypatch.undo()
+    position = run.position
+    run.close()
+    lock = Lock(run.path)
+    again = RunDirectory.reopen(run.path, SETTINGS, {}, number=0, position=position, lock=lock)
+    again.record({"round": 1, "loss": 0.3}, [])
+    again.close()
+    assert rows(run.path / "metrics.csv") == [
+        {"round": "0", "loss": "0.5"},
+        {"round": "1", "loss": "0.3"},
+    ]
+
+
 def test_a_round_that_a_full_disk_cut_off_is_not_there_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -267,6 +267,14 @@ def test_a_whole_task_gives_every_client_all_samples() -> None:
     assert own.clients.samples(0)[1].bincount().min() > 100
 
 
+@pytest.mark.parametrize("validation", [0.0, 0.1])
+def test_the_parts_of_clients_that_hold_the_same_samples_are_one(validation: float) -> None:
+    own = load_task(TaskConfig(validation=validation), num_clients=1000, whole=True)
+    assert own.clients.parts is not None
+    assert len(own.clients) == 1000
+    assert len({part.ctypes.data for part in own.clients.parts}) == 1
+
+
 # --- devices --------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ import tomli_w
 
 from fedaccord.cli.deployments import certificates
 from fedaccord.cli.deployments.certificates import as_pem
+from fedaccord.runs import origin
 from fedaccord.storage.files import replace
 
 AUTHORITY, CERTIFICATE, SERVER_KEY = "ca.crt", "server.crt", "server.key"  # as in the scripts
@@ -38,6 +39,12 @@ class Facts(NamedTuple):
     def address(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
+
+
+def versions() -> dict[str, str]:
+    """This machine's versions of the packages that are `COMPARED`."""
+    here = origin.versions()
+    return {package: here[package] for package in COMPARED}
 
 
 def make(folder: Path, hosts: Sequence[str], supernodes: int, facts: Facts) -> None:
