@@ -69,7 +69,7 @@ class PlugIn(Registered):
     def advice(self, method: ServerHalf, share: float) -> str:
         """A warning about the settings beside ``method``, shown before round 1; empty: none.
 
-        share: of the clients that a round draws; 1 under gossip.
+        share: of the clients in a step of the server; 1 under gossip.
         """
         return ""
 

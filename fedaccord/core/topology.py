@@ -32,6 +32,9 @@ class ServerHalf(Protocol):
     def reads_starts(self) -> bool: ...  # `aggregate` reads cohort.starts
 
     @property
+    def keeps_jumps(self) -> bool: ...  # w moves by the jumps of moved starts, too
+
+    @property
     def weighting(self) -> str: ...
 
     @property

@@ -166,6 +166,12 @@ class Method(Settings, ABC):
         return False
 
     @property
+    def keeps_jumps(self) -> bool:
+        """Whether `aggregate` moves w by the jumps of starts that a plug-in moves, too, as a mean
+        of local models does; may be a class attribute."""
+        return True
+
+    @property
     def beyond_sums(self) -> str:
         """The inputs of `aggregate` besides means and sums of the uploads over the cohort; empty:
         none. May be a class attribute."""

@@ -173,8 +173,9 @@ class Run:
         size = fmean(map(len, self.cohorts)) if self.cohorts else method.cohort_size(num_clients)
         log.info("%d clients connected, %d a round", num_clients, round(size))
         method.check_clients(num_clients, self.cohorts)
+        replies = method.buffer_of(num_clients) if method.is_buffered else size
         for plugin in session.half.plugins:
-            if advice := plugin.advice(method, size / num_clients):
+            if advice := plugin.advice(method, replies / num_clients):
                 log.warning(advice)
         first = rounds.first_state(
             method,

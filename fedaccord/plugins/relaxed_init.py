@@ -31,8 +31,8 @@ CIFAR-10 0.05 is best (39.6%; FedAvg 32.0%) and FedInit's default, 0.1, collapse
 
 If a method has duals, as FedDyn has, they sum up the jumps if the anchor stays at w^t, and grow in
 such directions at any beta; with center = start, as in the authors' simulator, the bound above
-holds. A-FedPD and FedLESAM-D cannot move their anchor: use relaxed initialisation with them only at
-full participation.
+holds, except for FedADMM's tracking, whose mean is over all clients. A-FedPD and FedLESAM-D cannot
+move their anchor: use relaxed initialisation with them only at full participation.
 
 Where we differ: we follow the paper. The authors' simulator moves the anchor too (center = start).
 Its server step is fedinit.server = updates.
@@ -106,12 +106,13 @@ class RelaxedInit(PlugIn):
         return {"center": "the method has no prox or dual term that would have an anchor"}
 
     def advice(self, method: ServerHalf, share: float) -> str:
-        stable = 1.0 if method.reads_starts or share > 0.5 else share / (1 - share)
+        stable = share / (1 - share) if method.keeps_jumps and share <= 0.5 else 1.0
         if share < 1 and self.beta >= stable:
             return (
-                f"relaxed-init.beta: with {100 * share:.3g}% of the clients a round, old local "
-                f"models and the server drive each other apart from {stable:.3g} on, got "
-                f"{self.beta:g}; lower it, or raise fraction-train"
+                f"relaxed-init.beta: with {100 * share:.3g}% of the clients in a step of the "
+                "server, old local models and the server drive each other apart from "
+                f"{stable:.3g} on, got {self.beta:g}; lower it, or raise fraction-train (in "
+                "buffered rounds buffer-size)"
             )
         if share < 1 and self.beta > 0 and method.has_duals and not self.moves_anchor:
             better = "leave it out" if method.fixed_anchor else "set relaxed-init.center=start"

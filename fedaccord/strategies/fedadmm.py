@@ -107,6 +107,10 @@ class FedADMM(FederatedStrategy):
     def synchronous(self) -> str:
         return "" if self.variant == "tracking" else NO_STEP
 
+    @property
+    def keeps_jumps(self) -> bool:
+        return self.variant == "active"
+
     def rule(self) -> LocalRule:
         return FedADMMClient(self.rho, self.variant)
 

@@ -41,15 +41,19 @@ class FedInit(FedAvg):
         return (RelaxedInit(beta=self.beta),)
 
     @property
+    def keeps_jumps(self) -> bool:
+        return self.server == "models"
+
+    @property
     def reads_starts(self) -> bool:
-        return self.server == "updates"
+        return not self.keeps_jumps
 
     @property
     def beyond_sums(self) -> str:
         return "the start of each client" if self.reads_starts else ""
 
     def aggregate(self, w: Vector, ups: Any, state: Any, cohort: Cohort) -> tuple[Vector, Any]:
-        if self.server == "updates":  # every local model is moved back by its jump, w_{i,0} - w^t
+        if not self.keeps_jumps:  # every local model is moved back by its jump, w_{i,0} - w^t
             pairs = zip(ups.w, cohort.starts, strict=True)
             ups = ups._replace(w=tuple(w_K - (w_i0 - w) for w_K, w_i0 in pairs))
         return super().aggregate(w, ups, state, cohort)

@@ -35,6 +35,7 @@ from fedaccord.strategies.fedavg import FedAvgClient
 class FedNova(FederatedStrategy):
     takes_weights = True
     reads_starts = True
+    keeps_jumps = False
     beyond_sums = "the number of steps of each client"
     synchronous = ""
     refuses: ClassVar = {Gossip: "tau needs the steps of all clients; use dfedavg"}

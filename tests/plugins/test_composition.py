@@ -349,7 +349,7 @@ def test_methods_whose_anchor_cannot_move_say_so(name: str) -> None:
     ("beta", "share", "line"),
     [
         (0.1, 0.1, "^$"),
-        (0.1, 0.05, "with 5% of the clients a round, .* from 0.0526 on, got 0.1; lower it, or "),
+        (0.1, 0.05, "with 5% of the clients in a step .* from 0.0526 on, got 0.1; lower it, or "),
         (0.112, 0.1, "from 0.111 on, got 0.112; lower"),
         (1.0, 0.9, "from 1 on, got 1; lower"),
         (0.102, 1.0, "^$"),
@@ -375,8 +375,21 @@ def test_warnings_are_of_the_share_that_is_drawn(
     rows = [(torch.ones(4, 3), torch.zeros(4, 1))] * 10
     method = S.FedInit(beta=0.12, fraction_train=0.1, min_train_nodes=least)
     simulate(method, clients=rows, model=torch.nn.Linear(3, 1), rounds=2, participation=who)
-    said = re.findall(r"with (.*) of the clients a round, old local models", caplog.text)
+    said = re.findall(r"with (.*) of the clients in a step of the server, old", caplog.text)
     assert said == [percent] * bool(percent)
+
+
+def test_in_buffered_rounds_the_share_is_of_the_replies_of_a_step(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rows = [(torch.ones(4, 3), torch.zeros(4, 1))] * 10
+    buffered = {"schedule": "buffered", "concurrency": 4, "device_profile": "lognormal"}
+    for size, percent in ((1, "10%"), (0, ""), (4, "")):  # 0: half of the active ones
+        method = S.FedInit(beta=0.12, buffer_size=size, **buffered)
+        caplog.clear()
+        simulate(method, clients=rows, model=torch.nn.Linear(3, 1), rounds=1)
+        said = re.findall(r"with (.*) of the clients in a step of the server, old", caplog.text)
+        assert said == [percent] * bool(percent)
 
 
 def test_under_gossip_all_clients_train(caplog: pytest.LogCaptureFixture) -> None:
@@ -384,7 +397,7 @@ def test_under_gossip_all_clients_train(caplog: pytest.LogCaptureFixture) -> Non
     method = DFedAvg(plugins=(RelaxedInit(beta=0.12),), lr=0.01)
     simulate(method, clients=rows, model=torch.nn.Linear(3, 1), rounds=1)
     assert "the theory holds below" in caplog.text
-    assert "of the clients a round, old" not in caplog.text
+    assert "of the clients in a step" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -397,6 +410,11 @@ def test_under_gossip_all_clients_train(caplog: pytest.LogCaptureFixture) -> Non
         (S.AFedPD, "server", 0.5, "duals of AFedPD .* leave it out$"),
         (S.FedLESAM, "server", 0.5, "^$"),
         (partial(S.FedInit, server="updates"), "server", 0.05, "^$"),
+        (S.FedNova, "server", 0.05, "^$"),
+        (S.FedCM, "server", 0.05, "from 0.0526 on"),
+        (S.FedMuon, "server", 0.05, "from 0.0526 on"),
+        (S.FedADMM, "start", 0.05, "^$"),
+        (partial(S.FedADMM, variant="active"), "start", 0.05, "from 0.0526 on"),
     ],
 )
 def test_what_a_method_does_with_the_jumps_decides_on_a_warning(

@@ -16,7 +16,7 @@ BOUND = SHARE / (1 - SHARE)
 
 
 def growth(algo: str, **keys: Any) -> float:
-    """By which factor the distance of local models from w grows in the second half of T rounds."""
+    """By which factor the server's steps grow in the second half of T rounds."""
     generator = torch.Generator().manual_seed(3)
     slopes = torch.randn(C, 4, generator=generator, dtype=torch.float64)
     clients = [(slope, torch.zeros(1, 1)) for slope in (slopes - slopes.mean(0)).split(1)]
@@ -34,10 +34,12 @@ def growth(algo: str, **keys: Any) -> float:
         clip_norm=None,
         local_steps=K,
         batch_size=0,
+        record="weights",
         **keys,
     )
-    squares = history.metrics["drift"]
-    return float((squares[-20:].mean() / squares[T // 2 - 20 : T // 2].mean()) ** 0.5)
+    assert history.weights is not None
+    steps = history.weights.diff(dim=0).square().sum(1)
+    return float((steps[-20:].mean() / steps[T // 2 - 20 : T // 2].mean()) ** 0.5)
 
 
 @pytest.mark.parametrize("server", ["models", "updates"])
@@ -46,6 +48,22 @@ def test_fedinit_diverges_from_p_over_1_minus_p_on_if_models_are_averaged(server
     assert growth("fedinit", **own, **{"relaxed-init.beta": 0.8 * BOUND}) < 2
     far = growth("fedinit", **own, **{"relaxed-init.beta": 2 * BOUND})
     assert far > 20 if server == "models" else far < 2
+
+
+@pytest.mark.parametrize(
+    ("algo", "own", "diverges"),
+    [
+        ("fedcm", {}, True),
+        ("fedpac", {"fedpac.inner": "sgd"}, True),
+        ("fednova", {}, False),
+        ("fedadmm", {"relaxed-init.center": "start"}, False),
+    ],
+)
+def test_other_methods_diverge_from_there_on_if_their_server_keeps_the_jumps(
+    algo: str, own: dict[str, Any], diverges: bool
+) -> None:
+    assert growth(algo, **own, **{"relaxed-init.beta": 0.8 * BOUND}) < 2
+    assert (growth(algo, **own, **{"relaxed-init.beta": 2 * BOUND}) > 20) == diverges
 
 
 @pytest.mark.parametrize("center", ["server", "start"])
