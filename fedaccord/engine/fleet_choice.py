@@ -36,6 +36,8 @@ def choose(
     if config.state_dir and not config.resume:
         why = "Flower's clients read it, client-state those of this process"
         log.warning("state-dir=%s has no effect here: %s", config.state_dir, why)
+    if task.augment is not None and not config.strategy.batch_size:
+        log.warning("batch-size=0: a batch is a client's samples as they are, not augmented")
     if not config.workers:
         _note_precision(config.strategy.precision, torch.device(task.device))
 

@@ -38,7 +38,13 @@ def own_task(
     form: BatchFormat,
 ) -> Task:
     """Raises ValueError, in one line, for invalid samples, and for a model that does not fit."""
-    clients_evaluate = config.strategy.evaluation != "server" or config.strategy.has_personal
+    evaluation = config.strategy.evaluation
+    if evaluation != "server" and test is None:
+        raise ValueError(
+            f"test: expected samples, as evaluation={evaluation}, got none; give test=(x, y), or "
+            "test=[...] with the samples of each client"
+        )
+    clients_evaluate = evaluation != "server" or config.strategy.has_personal
     samples, tests = _clients(clients, form), _test(test, clients, form)
     is_own = not (isinstance(loss, str) and loss in (AUTO, *LOSSES))
     for what, part in every_part(samples, tests):  # a loss may leave out targets that are NaN

@@ -160,7 +160,9 @@ class Settings:
         5, "passes over the client's data a round", low=1, only={"local_steps": [0]}
     )
     local_steps: int = option(0, "steps a round instead of epochs; 0: count epochs", low=0)
-    batch_size: int = option(50, "local batch; 0: the whole client, in order, every step", low=0)
+    batch_size: int = option(
+        50, "local batch; 0: the whole client, in order, every step, not augmented", low=0
+    )
     precision: str = option(
         "float32",
         "vectors and steps in float32 or float64; bfloat16: float32 with the model's passes in "

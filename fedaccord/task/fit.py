@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
 
 from fedaccord.core.metrics import CLASSES_LAST, Metric, are_classes_second, check_alike
 from fedaccord.core.named import call_unchanged
@@ -20,7 +19,7 @@ from fedaccord.task.clients import Clients
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.losses import LOSSES, OwnLoss, mean_squared_error, sequence_cross_entropy
 from fedaccord.task.solver import Loss, forward
-from fedaccord.task.sources import DatasetSource, PerClient, labels_of
+from fedaccord.task.sources import DatasetSource, PerClient, labels_of, returns_tensors
 
 log = logging.getLogger("flwr")
 
@@ -129,8 +128,8 @@ def check_labels(clients: Any, test: Any, predictions: Tensor, loss: Loss) -> No
     if predictions.ndim < 2:
         return
     outputs = predictions.shape[1 if loss is F.cross_entropy else -1]
-    for what, labels in _every_labels(clients, test, loss):
-        if labels.max() >= outputs:
+    for what, rows, labels in _every_labels(clients, test, loss):
+        if labels.max() >= outputs and _is_returned(rows, labels, labels.max()):
             raise ValueError(
                 f"{what}: expected labels below {outputs}, the model's outputs, got {labels.max()}"
             )
@@ -141,20 +140,30 @@ def check_from_zero(clients: Any, test: Any, loss: Loss) -> None:
 
     Arguments and checked samples as in `check_labels`.
     """
-    for what, labels in _every_labels(clients, test, loss):
-        if len(wrong := negative(labels)):
+    for what, rows, labels in _every_labels(clients, test, loss):
+        if len(wrong := negative(labels)) and _is_returned(rows, labels, wrong.min()):
             raise ValueError(
                 f"{what}: expected labels from 0 on, got {wrong.min()}; number the classes "
                 f"0, 1, ..., and mark ignored targets by {IGNORED}"
             )
 
 
-def _every_labels(clients: Any, test: Any, loss: Loss) -> Iterator[tuple[str, Any]]:
-    """(name, classes) of each part with classes; none with a loss of numbers."""
+def _every_labels(clients: Any, test: Any, loss: Loss) -> Iterator[tuple[str, Any, Any]]:
+    """(name, samples, classes) of each part with classes; none with a loss of numbers."""
     if loss in (F.cross_entropy, sequence_cross_entropy):
         for what, rows in every_part(clients, test):
             if (labels := _labels(rows)) is not None and len(labels):
-                yield what, labels
+                yield what, rows, labels
+
+
+def _is_returned(rows: Any, labels: Any, wrong: Any) -> bool:
+    """Whether samples have the label ``wrong`` of those that they store: a Dataset's own
+    `__getitem__` may return another."""
+    if tensors_of(rows) or not isinstance(rows, DatasetSource):
+        return True
+    first = torch.as_tensor(labels == wrong).nonzero()[0]
+    batch = next(rows.only(first).batches(0))
+    return isinstance(batch, tuple | list) and bool((batch[-1] == wrong).all())
 
 
 def every_part(clients: Any, test: Any) -> Iterator[tuple[str, Any]]:
@@ -178,7 +187,7 @@ def _labels(rows: Any) -> Any:
 
 def tensors_of(rows: Any) -> tuple[Tensor, ...]:
     """The tensors of samples in tensors or a TensorDataset; empty for others, which are not
-    read."""
+    read, and for one that returns others than its tensors."""
     rows = rows.rows if isinstance(rows, DatasetSource) else rows
-    rows = rows.tensors if isinstance(rows, TensorDataset) else rows
+    rows = rows.tensors if returns_tensors(rows) else rows
     return rows if isinstance(rows, tuple) and isinstance(rows[-1], Tensor) else ()

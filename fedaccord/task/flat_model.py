@@ -127,8 +127,7 @@ class FlatModel:
             if buffers == "freeze"
             and any(any(b is own for own in own_buffers.values()) for b in m.buffers(recurse=False))
         ]
-        for still in self._still:  # the module itself may be in training mode already
-            still.eval()
+        tensors.begin_training(self.module, self.train)
         self.unsaved = Unsaved(self.module)
         self._versions = {name: tensor._version for name, tensor in self.frozen.items()}
         self._kept = {name: tensor.detach() for name, tensor in self.frozen.items()}

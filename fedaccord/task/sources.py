@@ -164,6 +164,12 @@ def source_of(samples: Any, form: BatchFormat) -> Source:
     return source
 
 
+def returns_tensors(rows: Any) -> bool:
+    """Whether it is a TensorDataset whose samples are those of its tensors."""
+    own = type(rows).__getitem__ if isinstance(rows, TensorDataset) else None
+    return own is TensorDataset.__getitem__
+
+
 def labels_of(rows: Any) -> NDArray[Any] | None:
     """The class of each sample of (x, y) or a Dataset; None: it has none, or they are unknown
     without reading its rows."""
@@ -177,7 +183,7 @@ def labels_of(rows: Any) -> NDArray[Any] | None:
         return None if every is None else every[[*rows.indices]]
     targets = rows[1] if isinstance(rows, tuple) else getattr(rows, "targets", None)
     if isinstance(rows, TensorDataset):
-        targets = rows.tensors[-1]
+        targets = rows.tensors[-1] if returns_tensors(rows) else None
     if isinstance(targets, Tensor):
         targets = targets.cpu()
     elif isinstance(targets, list) and not all(isinstance(label, int) for label in targets):

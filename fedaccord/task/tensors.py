@@ -1,12 +1,15 @@
 """The tensors that a model may have, their dtype, and where its modules use them."""
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedaccord.core.request import BUFFER_POLICIES
+
+log = logging.getLogger("flwr")  # what a run prints
 
 
 def buffers_of(module: nn.Module, policy: str) -> list[str]:
@@ -124,3 +127,16 @@ def uses(module: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[tupl
         if id(parameter) in index and use not in seen:
             seen.add(use)
             yield name, index[id(parameter)]
+
+
+def begin_training(module: nn.Module, train: Callable[[], None]) -> None:
+    """Switch to training mode by ``train``; warn if a part of a module in training mode had been
+    put into evaluation mode, and does not stay there."""
+    still = [(n, m) for n, m in module.named_modules() if module.training and not m.training]
+    train()
+    if changed := [name for name, part in still if part.training]:
+        log.warning(
+            "model: %s is in evaluation mode, but clients train in training mode: to keep it, "
+            "override its method train, or set buffers=freeze if it has buffers",
+            changed[0],
+        )

@@ -466,6 +466,16 @@ def test_a_model_by_name_predicts_as_many_numbers_as_there_are() -> None:
     assert [tuple(tensor.shape) for tensor in tensors.values()] == [(2, 3), (2,)]
 
 
+@pytest.mark.parametrize("evaluation", ["clients", "both"])
+def test_clients_that_evaluate_need_test_samples(evaluation: str) -> None:
+    x, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    line = (
+        rf"^test: expected samples, as evaluation={evaluation}, got none; give test=\(x, y\), or "
+    )
+    with pytest.raises(ValueError, match=line):
+        simulate("fedavg", clients=[(x, y)], model=nn.Linear(4, 3), evaluation=evaluation)
+
+
 def test_test_labels_that_the_model_has_no_output_for_are_refused() -> None:
     x, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
     with pytest.raises(ValueError, match=r"^test: expected labels below 3, the model's .* got 7$"):
@@ -612,6 +622,37 @@ class Shifted(Dataset[Any]):
 def test_labels_are_those_that_a_dataset_returns() -> None:
     x, y = torch.randn(6, 4), torch.arange(6) % 3
     simulate("fedavg", clients=[Shifted(x, y)] * 2, model=nn.Linear(4, 3), rounds=1)
+
+
+class Parity(TensorDataset):
+    """Whether digits are odd; 0 for values that are missing."""
+
+    def __getitem__(self, i: int) -> Any:
+        x, y = super().__getitem__(i)
+        return x.nan_to_num(), y % 2
+
+
+class Remainders(Dataset[Any]):
+    """Labels modulo ``classes``, while all are stored."""
+
+    def __init__(self, x: Tensor, y: Tensor, classes: int) -> None:
+        self.x, self.targets, self.classes = x, y, classes
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.x[i], self.targets[i] % self.classes
+
+
+def test_samples_are_those_that_a_dataset_returns_not_those_that_it_stores() -> None:
+    x, y = torch.randn(6, 4), torch.arange(6) - 1
+    missing = torch.where(x > 0, x, math.nan)
+    for rows in (Parity(missing, y), Remainders(x, y, 2)):
+        simulate("fedavg", clients=[rows] * 2, test=rows, model=nn.Linear(4, 2), rounds=1)
+    line = r"^clients: client 0: expected labels below 2, the model's outputs, got 5$"
+    with pytest.raises(ValueError, match=line):
+        simulate("fedavg", clients=[Remainders(x, y + 1, 9)], model=nn.Linear(4, 2), rounds=1)
 
 
 def test_what_no_copy_or_no_second_pass_survives_is_refused() -> None:

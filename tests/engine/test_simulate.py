@@ -631,9 +631,11 @@ def test_a_folder_of_states_and_tf32_without_a_gpu_are_a_warning(
 ) -> None:
     run("fedavg", num_server_rounds=1, out_dir=str(tmp_path), state_dir="/states")
     history("fedavg", dtype=None, precision="tf32", device="cpu")
+    run("fedavg", num_server_rounds=1, dataset="tests.own:augmented", batch_size=0, partition="iid")
     assert [record.getMessage().partition(":")[0] for record in flower_log] == [
         "state-dir=/states has no effect here",
         "precision=tf32 has no effect on cpu",
+        "batch-size=0",
     ]
 
 

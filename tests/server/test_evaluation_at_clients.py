@@ -322,6 +322,7 @@ def test_if_no_client_has_samples_it_shows_before_round_1() -> None:
         simulate(
             strategy(FedAvg, evaluation="clients"),
             clients=LEAST_SQUARES.clients(),
+            test=[None] * len(LEAST_SQUARES.clients()),
             model=linear(W0),
             loss=half_square,
         )

@@ -473,6 +473,24 @@ def test_frozen_statistics_never_change() -> None:
     assert model.is_plain
 
 
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_part_is_in_evaluation_mode_only_if_it_says_so_itself(
+    stays: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not the module was evaluated before."""
+    module = net()
+    if stays:
+        monkeypatch.setattr(nn.Tanh, "train", lambda self, mode=True: self)
+    module[1].training = False
+    for warned in (not stays, False):
+        caplog.clear()
+        model = FlatModel(module)
+        assert module.training
+        assert module[1].training is not stays
+        assert ("model: 1 is in evaluation mode, but clients" in caplog.text) == warned
+        model.module.eval()
+
+
 def words() -> nn.Sequential:
     table, normed, head = nn.Embedding(9, 4), nn.LayerNorm(4), nn.Linear(4, 2)
     return nn.Sequential(table, nn.Linear(4, 4), normed, nn.Linear(4, 4, bias=False), head)
