@@ -90,8 +90,8 @@ def check_steps(instruction: TrainInstruction, examples: int, node: Mapping[str,
     steps = instruction.steps(examples)
     if steps > most and not is_simulated():
         raise ValueError(
-            f"{MAX_STEPS}: this node allows at most {most} steps a round, the run needs {steps}; "
-            "lower local-steps or local-epochs"
+            f"{MAX_STEPS}: expected at most {most} steps a round, the limit of this node, got "
+            f"{steps} of the run; lower local-steps or local-epochs"
         )
 
 

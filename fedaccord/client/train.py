@@ -50,7 +50,9 @@ from fedaccord.wire.messages import (
 )
 
 CPU = torch.device("cpu")
-DIVERGED = "the local model diverged: NaN or Inf after {} steps at lr {:g}; lower lr or clip-norm"
+DIVERGED = (
+    "the local model diverged, got NaN or Inf after {} steps at lr {:g}; lower lr or clip-norm"
+)
 
 
 class Data(NamedTuple):

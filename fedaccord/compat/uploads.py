@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+import httpx
 from flwr.app import Message
 from flwr.serverapp import Grid
 
@@ -18,15 +19,20 @@ def pull_messages(grid: Grid, message_ids: Iterable[str]) -> Iterator[Message]:
 
     Replies are read one by one: Flower deletes each one that was read, and drops those of a failed
     call. If no part arrives for three minutes, the SuperLink gives up the reply, which is then an
-    error.
+    error. So is, at a later call, one whose parts Flower cannot decode.
     """
     client = _client_of(grid)
     if client is None:
         yield from grid.pull_messages(message_ids)
         return
     for message_id in client.complete(message_ids):
-        with _one_try():
-            replies = [*grid.pull_messages([message_id])]
+        try:
+            with _one_try():
+                replies = [*grid.pull_messages([message_id])]
+        except httpx.HTTPError:
+            raise
+        except Exception:  # of the bytes that a node sent; the SuperLink has deleted them
+            continue
         yield from (reply for reply in replies if client.is_complete(reply))
 
 

@@ -90,7 +90,7 @@ class ClientEvaluation:
         if means is None:
             return None
         words = ", ".join(f"{k} {v:.4g}" for k, v in means.items() if isinstance(v, (int, float)))
-        log.info("[round %d] %d clients evaluate: %s", number, len(contents), words)
+        log.info("[round %d] %d clients evaluate: %s", number, len(contents), clean(words))
         return means
 
 
@@ -113,7 +113,14 @@ def _read(most: int, reply: Message) -> RecordDict:
 def _form(content: RecordDict) -> tuple[str, ...]:
     """The names of the metrics, and the lengths of lists."""
     numbers = sorted(_metrics(content).items())
-    return tuple(f"{k} ({len(v)} numbers)" if isinstance(v, list) else k for k, v in numbers)
+    return tuple(
+        f"{k} ({len(v)} numbers)" if isinstance(v, list) else _alone(k) for k, v in numbers
+    )
+
+
+def _alone(name: str) -> str:
+    """The name of one number, which no list's looks like."""
+    return f"{name} (one number)" if name.endswith(("number)", "numbers)")) else name
 
 
 def weighted_means(contents: list[RecordDict], weight: str) -> MetricRecord:

@@ -235,13 +235,14 @@ class Run:
         round = finish(
             self.session, collected.state, collected.requests, collected.replies, collected.failure
         )
+        if self._budget and round.state.privacy:
+            self.session.book.spend(round.state.privacy.releases)  # before any release
         self._state = round.state._replace(server=self._spill(round.state.server))
         if self._clock:
             round.metrics["clock"] = self._state.clock
             for row in round.clients:
                 row["clock"] = collected.ends[row["client"]]
         if self._budget and self._state.privacy:
-            self.session.book.spend(self._state.privacy.releases)  # before any release
             round.metrics["dp-epsilon"] = self._budget.epsilon(self._state.privacy)
         round.metrics["seconds"] = time.perf_counter() - began
         return round._replace(state=self._state)

@@ -126,7 +126,7 @@ class Settings:
     max_examples: int = option(
         10**7,
         "most samples that a client may report; above it the reply is dropped: with "
-        "weighting=examples they are its weight",
+        "weighting=examples they are its weight, with fednova they bound its steps",
         low=1,
         affects="rounds",
     )

@@ -22,6 +22,7 @@ prox terms, with other a_i, are not implemented. Clients count equally; the pape
 their examples (weighting=examples).
 """
 
+import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,6 +30,8 @@ from fedaccord.core import Cohort, LocalRule, Model, Vector, option
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.strategies.fedavg import FedAvgClient
+
+log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,14 @@ class FedNova(FederatedStrategy):
 
     def rule(self) -> LocalRule:
         return FedAvgClient()
+
+    def summary(self) -> None:
+        super().summary()
+        if (self.max_client_norm or self.max_update_norm) and not self.local_steps:
+            log.warning(
+                "fednova: the model's step grows with the steps that clients report, which only "
+                "max-examples bounds: set it to the most samples of a client, or set local-steps"
+            )
 
     def aggregate(self, w: Vector, ups: Model, state: Any, cohort: Cohort) -> tuple[Vector, Any]:
         p = [weight / sum(cohort.weights) for weight in cohort.weights]

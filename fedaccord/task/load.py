@@ -124,7 +124,7 @@ def task_of_card(config: TaskConfig, card: Mapping[str, Any]) -> Task:
     def module() -> nn.Module:
         try:
             return models.build(config.model, **arguments, seed=config.seed)
-        except TypeError:
+        except (TypeError, RuntimeError, MemoryError):  # also of a size beyond this machine's
             raise ValueError(f"model: expected arguments of {config.model}, got {card}") from None
 
     return Task(

@@ -16,7 +16,7 @@ from fedaccord.wire.records import CONFIG, METRICS, config_of, metrics_of
 UNNUMBERED = "without-number"  # in the reply of a node to which the server assigns an id
 MAX_CLIENTS = 10**6  # limit of num-partitions
 SETTINGS, LAYOUT, CARD = "model-settings", "model-layout", "model-card"
-MAX_SIZE = 10**9  # model card limit
+MAX_SIZE, MAX_VOCABULARY = 10**9, 10**7  # model card limits
 MAX_NAME = 200  # characters of a class's name
 
 
@@ -140,6 +140,7 @@ def _card(content: RecordDict) -> Mapping[str, Any] | None:
         sizes = [*arguments["shape"], arguments["classes"]]
         fits = all(type(n) is int and n > 0 for n in sizes) and prod(sizes) <= MAX_SIZE
         fits = fits and all(isinstance(v, str | int | list) for v in arguments.values())
+        fits = fits and 0 < arguments.get("vocabulary", 1) <= MAX_VOCABULARY
         fits = fits and len(names) <= arguments["classes"]
         fits = fits and all(isinstance(n, str) and len(n) <= MAX_NAME for n in names)
         fits = fits and all(isinstance(x, float) for x in (*card["mean"], *card["std"]))

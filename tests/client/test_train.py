@@ -284,7 +284,7 @@ def test_a_rule_that_this_client_does_not_know_is_refused() -> None:
 
 
 def test_divergence_is_told_with_its_step_size() -> None:
-    line = "the local model diverged: NaN or Inf after 2 steps at lr 1e+200"
+    line = "the local model diverged, got NaN or Inf after 2 steps at lr 1e+200"
     refused(line, message(lr=1e200), batches(4, 4))
 
 

@@ -1,5 +1,6 @@
 """Replies that are still being sent, at Flower's own SuperLink without its network."""
 
+import json
 import time
 from collections.abc import Iterator
 from itertools import count
@@ -11,9 +12,19 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from flwr.app.message import remove_content_from_message
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.server.superlink.linkstate import LinkStateFactory
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.constant import (
+    FLWR_IN_MEMORY_DB_NAME,
+    HEAD_BODY_DIVIDER,
+    NOOP_FEDERATION_ID,
+    TaskType,
+)
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_id,
+    get_object_tree,
+)
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -181,6 +192,39 @@ def test_a_reply_that_the_superlink_gave_up_is_an_error(
     assert reply.has_error()
     assert reply.metadata.reply_to_message_id == slow.metadata.message_id
     assert "could not be found" in (reply.error.reason or "")
+
+
+def upload_damaged(link: SuperLink, message: Message) -> None:
+    """A node's reply whose metrics Flower cannot decode; a SuperLink only compares hashes."""
+
+    def part(kind: str, children: list[str], body: bytes) -> tuple[str, bytes]:
+        content = f"{kind} {','.join(children)} {len(body)}".encode() + HEAD_BODY_DIVIDER + body
+        return get_object_id(content), content
+
+    reply = Message(RecordDict(), reply_to=message)
+    metrics, *_ = parts = [part("MetricRecord", [], b"\xff\xff")]
+    parts.append(part("RecordDict", [metrics[0]], json.dumps({"m": metrics[0]}).encode()))
+    body = reply.deflate().split(HEAD_BODY_DIVIDER, 1)[1]
+    parts.append(part("Message", [parts[1][0]], body))
+    tree = ObjectTree(object_id=metrics[0])
+    for name, _ in parts[1:]:
+        tree = ObjectTree(object_id=name, children=[tree])
+    reply.metadata.__dict__["_message_id"] = parts[2][0]
+    session, bare = link.state.start_session(link.run_id), remove_content_from_message(reply)
+    assert link.state.store_message_and_object_tree(bare, tree, session)[0]
+    for name, content in parts:
+        assert link.state.store_object(link.run_id, session, name, content)
+
+
+def test_a_reply_that_flower_cannot_decode_ends_no_run(link: SuperLink, grid: HttpGrid) -> None:
+    bad, good = sent(link, grid)
+    ids = [bad.metadata.message_id, good.metadata.message_id]
+    upload_damaged(link, bad)
+    assert [*link.upload(good, VALUES[1])]
+    assert replies(uploads.pull_messages(grid, ids)).keys() == {ids[1]}
+    (reply,) = uploads.pull_messages(grid, ids[:1])
+    assert reply.has_error()
+    assert reply.metadata.reply_to_message_id == ids[0]
 
 
 def test_a_round_ends_at_its_timeout_with_the_replies_that_are_complete(

@@ -33,7 +33,7 @@ def test_the_same_run_and_nothing_stays(lab: Flower, tmp_path: Path) -> None:
 
     outcome = lab.run(REPOSITORY, config | {"name": "too many", "local-steps": 100})
     assert outcome.status == "finished:failed"
-    assert "max-local-steps: this node allows at most 99 steps a round" in outcome.output
+    assert "max-local-steps: expected at most 99 steps a round" in outcome.output
 
     *_, first, second = lab.processes
     (warm,) = (pid for pid in children(first.pid) if not is_caller(pid))

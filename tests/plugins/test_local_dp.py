@@ -22,6 +22,8 @@ from fedaccord.federation.budget import Budget
 from fedaccord.federation.evaluation import evaluate_at_server
 from fedaccord.federation.run import Run
 from fedaccord.plugins import DP, SAM, Compress, Robust, SecureSum
+from fedaccord.runs import load_model
+from fedaccord.runs.logbook import Logbook
 from fedaccord.strategies import METHODS, RelaxedInit
 from tests import federation
 from tests.faults.test_restarts import Lab
@@ -229,6 +231,32 @@ def test_a_budget_is_spent_before_anything_is_released(
     with pytest.raises(KeyboardInterrupt):
         lab.run(3, **private)
     assert json.loads((tmp_path / "runs" / "x" / "privacy.json").read_text()) == {"releases": 2}
+
+
+def test_a_model_whose_round_is_not_noted_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is stopped while it notes round 2."""
+    lab, spend, w = Lab(tmp_path, "fedavg", {}), Logbook.spend, dict[int, Any]()
+
+    def evaluate(session: Any, state: Any, *functions: Any) -> dict[str, float]:
+        w[state.t] = state.w.clone()
+        return {}
+
+    def stopped(book: Logbook, releases: int) -> None:
+        if releases == 2:
+            raise KeyboardInterrupt
+        spend(book, releases)
+
+    monkeypatch.setattr("fedaccord.federation.run.evaluate_at_server", evaluate)
+    monkeypatch.setattr(Logbook, "spend", stopped)
+    private = {"dp.noise-multiplier": 1.0, "sampling": "bernoulli", "local-steps": 2}
+    with pytest.raises(KeyboardInterrupt):
+        lab.run(3, **private)
+    saved = load_model(tmp_path / "runs" / "x")
+    vector = torch.cat([tensor.reshape(-1) for tensor in saved.values()])
+    assert torch.equal(vector.sort().values, w[1].sort().values)
+    assert not torch.equal(w[0], w[1])
 
 
 # --- a federation ---------------------------------------------------------------------------------

@@ -75,6 +75,16 @@ def test_a_guarantee_of_privacy_does_not_cover_what_clients_measure(
     assert ("the guarantee of dp does not cover their numbers" in caplog.text) != write
 
 
+def test_a_name_that_looks_like_a_list_is_another_metric(caplog: pytest.LogCaptureFixture) -> None:
+    def lists(client: int, message: Message) -> dict[str, Any]:
+        value = {"hist": [1.0, 2.0, 3.0]} if client else {"hist (3 numbers)": 1.0}
+        return {"num-examples": 1} | value
+
+    result = start(lists)
+    assert result.evaluate_metrics_clientapp[1] == {"hist": [1.0, 2.0, 3.0]}
+    assert f"1 of {C} clients did not evaluate" in caplog.text
+
+
 def test_the_means_are_those_of_flowers_strategies() -> None:
     rows = [{"a": 1.0, "b": [1, 2], "n": 3}, {"a": 5.0, "b": [0, 7], "n": 1}]
     contents = [RecordDict({"m": MetricRecord(row)}) for row in rows]

@@ -24,6 +24,7 @@ from fedaccord.strategies import (
     FedAvg,
     FedDyn,
     FedInit,
+    FedNova,
     FedPD,
     FedSMOO,
     Local,
@@ -233,6 +234,15 @@ def test_an_update_of_a_node_counts_from_its_own_model() -> None:
         s = run.begin()
         run.begin(s._replace(w=s.w + 10 * torch.arange(C)[:, None]))
         assert run.train_round().metrics["replies"] == C
+
+
+@pytest.mark.parametrize(("steps", "warned"), [(0, True), (5, False)])
+def test_the_steps_that_clients_report_to_fednova_have_no_bound(
+    steps: int, warned: bool, warnings: list[str]
+) -> None:
+    FedNova(local_steps=steps, max_client_norm=1.0).summary()
+    FedNova().summary()
+    assert sum(line.startswith("fednova: the model's step grows") for line in warnings) == warned
 
 
 @pytest.mark.parametrize(("buffers", "warned"), [("mean", True), ("local", False)])

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,8 @@ from fedaccord.engine import quiet
 from fedaccord.experiments.analysis.saved_model import load
 from fedaccord.federation.errors import FederationError
 from fedaccord.runs import load_model
+from fedaccord.task.config import TaskConfig
+from fedaccord.task.load import task_of_card
 from fedaccord.wire.handshake import CARD, read_handshake
 from tests.grid import InProcessGrid
 
@@ -166,6 +169,7 @@ GOOD = {"arguments": {"shape": [3], "classes": 2}, "class-names": ["a"], "mean":
         (GOOD | {"arguments": {"shape": [10**6], "classes": 10**6}}, "expected how to build"),
         (GOOD | {"arguments": {"shape": [-3], "classes": 2}}, "expected how to build a model"),
         (GOOD | {"arguments": {"shape": [3.0], "classes": 2}}, "expected how to build a model"),
+        (GOOD | {"arguments": {"shape": [3], "classes": 2, "vocabulary": 10**13}}, "expected how"),
         (GOOD | {"class-names": ["a"] * 3}, "expected how to build a model"),
         (GOOD | {"class-names": ["a" * 1000]}, "expected how to build a model"),
         (GOOD | {"mean": ["0"]}, "expected how to build a model"),
@@ -183,6 +187,13 @@ def test_what_nodes_report_is_checked(
         federate(tmp_path, files, name="x")
     assert line in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_model_beyond_this_machines_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Mock(side_effect=RuntimeError("not enough memory: you tried to allocate"))
+    monkeypatch.setattr("fedaccord.task.models.build", full)
+    with pytest.raises(ValueError, match=r"^model: expected arguments of cnn, got "):
+        task_of_card(TaskConfig(model="cnn"), GOOD).module()
 
 
 def test_what_was_measured_on_a_sites_own_data_stays_there(tmp_path: Path) -> None:
