@@ -32,7 +32,8 @@ def resume(
 ) -> None:
     """Resume an interrupted run from its last checkpoint, or a finished one for more rounds.
 
-    Weights and metrics are those of a run without a break. KEY=VALUE pairs may replace settings
+    Weights and metrics are those of a run without a break; the last round's evaluation stays, which
+    `eval-every` alone might leave out. KEY=VALUE pairs may replace settings
     that do not change the mathematics, such as device, threads, eval-every, num-server-rounds:
 
     fedaccord resume ~/fedaccord-runs/first num-server-rounds=200

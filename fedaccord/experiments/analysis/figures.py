@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedaccord.experiments.analysis.costs import COSTS, smoothed
 from fedaccord.experiments.analysis.groups import Group, tested
-from fedaccord.experiments.analysis.ranking import costs_of, has, main_metric, measured
+from fedaccord.experiments.analysis.ranking import completed, costs_of, has, main_metric, measured
 from fedaccord.runs.metrics import EVALUATED, METRIC, column_of, is_share, own
 from fedaccord.storage.files import replace
 
@@ -69,12 +69,13 @@ def metrics_of(groups: Sequence[Group]) -> dict[str, str]:
 
 
 def curves(group: Group, metrics: Iterable[str]) -> pd.DataFrame:
-    """By round, means over the group's runs that did not fail: the columns of `COSTS`, and of each
+    """By round, means over the group's completed runs, or if there are none over those that did not
+    fail, up to their last common round: the columns of `COSTS`, and of each
     metric that some run has "raw METRIC" and "smooth METRIC", in which round 0 stands alone; for
     several runs also "low" and "high", smooth minus and plus the standard deviation (NaN in rounds
     of a single run)."""
     each = []
-    for table in measured(group) or group.tables:
+    for table in completed(group) or measured(group) or group.tables:
         lines = {cost: table[cost] for cost in COSTS}
         for metric in metrics:
             raw = table[metric].dropna() if metric in table else pd.Series(dtype=float)
@@ -85,7 +86,8 @@ def curves(group: Group, metrics: Iterable[str]) -> pd.DataFrame:
         each.append(pd.DataFrame(lines).set_index("round", drop=False))
     if len(each) == 1:
         return each[0]
-    by_round = pd.concat(each).groupby(level=0)
+    last = min(table.index.max() for table in each)
+    by_round = pd.concat(table.loc[:last] for table in each).groupby(level=0)
     middle = by_round.mean()
     smooth = middle.filter(regex="^smooth ")
     band = by_round[[*smooth]].std(ddof=1)

@@ -20,6 +20,7 @@ from fedaccord.runs.reader import StoredRun
 DEFAULTS = "defaults.json"  # in a sweep's folder: the defaults behind the names of its trials
 TRIALS = "table.csv"  # in a sweep's folder: the trials and tests of its last start
 TUNE, TEST = "tune", "test"  # its stages: on validation samples, and on the test samples
+STOPPED = "stopped"  # of a trial that ended after a rung
 OPTIONS = Path(__file__).with_name("options.json")  # written by tools/sync.py
 READING = ("dataset", "image-size", "tokenizer", "max-length", "labels")
 UNKNOWN = "unknown"  # the contents behind a setting, in an earlier version
@@ -169,6 +170,19 @@ def _chosen(folder: Path) -> dict[str, set[str]]:
     tuned = {*table[table["stage"] == TUNE]["algo"]}
     tests = table[(table["stage"] == TEST) & table["algo"].isin(tuned)]
     return {str(algo): {*names} for algo, names in tests.groupby("algo")["trial"]}
+
+
+def has_stopped(groups: Iterable[Group]) -> bool:
+    """Whether some are of a sweep that stopped trials after fewer rounds."""
+    folders = {_folder(run) for group in groups for run in group.runs}
+    return any(STOPPED in _statuses(folder) for folder in folders)
+
+
+def _statuses(folder: Path) -> set[str]:
+    try:
+        return {*pd.read_csv(folder / TRIALS, usecols=["status"])["status"].astype(str)}
+    except (OSError, ValueError):
+        return set()
 
 
 def _orderly(value: Any) -> tuple[bool, bool, Any]:

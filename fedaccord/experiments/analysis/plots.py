@@ -11,10 +11,10 @@ from bokeh.layouts import column, row
 from bokeh.palettes import Viridis256
 from bokeh.plotting import figure
 
-from fedaccord.experiments.analysis.costs import COSTS
+from fedaccord.experiments.analysis.costs import COSTS, Point
 from fedaccord.experiments.analysis.figures import PARTS, curves, looks, styles
 from fedaccord.experiments.analysis.groups import Group
-from fedaccord.experiments.analysis.ranking import costs_of, final
+from fedaccord.experiments.analysis.ranking import costs_of, final, up_to
 from fedaccord.runs.metrics import METRIC, column_of, is_share
 from fedaccord.runs.reader import StoredRun
 
@@ -287,17 +287,18 @@ def _finished(plot: Any, values: list[tuple[str, str]], **more: Any) -> Any:
     return plot
 
 
-def sensitivity(groups: Sequence[Group], key: str, metric: str) -> Any:
-    """The final value of a metric at every value of a setting: a point a group, a whisker its
-    spread over seeds."""
+def sensitivity(groups: Sequence[Group], key: str, metric: str, at: Point | None = None) -> Any:
+    """The final value of a metric, or that of `up_to`, at every value of a setting: a point a
+    group, a whisker its spread over seeds."""
     with_key = [group for group in groups if key in group.settings]
     values = {group.settings[key] for group in with_key}
     factors = [str(v) for v in sorted(values, key=lambda v: (isinstance(v, str), v))]
-    plot = _plot(300, key, f"{column_of(metric).title}, last 10", x_range=factors)
+    when = f"after {at.value:g} rounds" if at else "last 10"
+    plot = _plot(300, key, f"{column_of(metric).title}, {when}", x_range=factors)
     value = "@y{0.[0000]}"
     if is_share(metric):
         plot.yaxis.formatter, value = bk.NumeralTickFormatter(format="0.[00]%"), "@y{0.00%}"
-    rows = [(group, final(group, metric)) for group in with_key]
+    rows = [(g, up_to(g, metric, at) if at else final(g, metric)) for g in with_key]
     table = pd.DataFrame(
         {"algo": str(group.settings.get("algo")), "x": str(group.settings[key]), "y": end.mean}
         | {"std": np.nan_to_num(end.std), "label": group.label}

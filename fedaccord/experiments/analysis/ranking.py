@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedaccord.experiments.analysis.costs import COSTS, GIVEN_BY, Point, evaluated, reached
 from fedaccord.experiments.analysis.groups import Group
-from fedaccord.runs.directory import FAILED
+from fedaccord.runs.directory import COMPLETED, FAILED
 from fedaccord.runs.metrics import METRIC, RANKED, SPLITS, WINDOW, best, is_share
 
 ROUNDING = 1e-12  # relative, of sums of floats
@@ -38,6 +38,12 @@ def measured(group: Group) -> list[pd.DataFrame]:
     """The tables of its runs, without those that failed: their numbers are not of the method."""
     pairs = zip(group.runs, group.tables, strict=True)
     return [table for run, table in pairs if run.summary["status"] != FAILED]
+
+
+def completed(group: Group) -> list[pd.DataFrame]:
+    """The tables of its completed runs."""
+    pairs = zip(group.runs, group.tables, strict=True)
+    return [table for run, table in pairs if run.summary["status"] == COMPLETED]
 
 
 def final(group: Group, metric: str) -> Spread:

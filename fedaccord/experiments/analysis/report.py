@@ -15,8 +15,9 @@ from bokeh.resources import Resources
 from bokeh.settings import settings
 
 from fedaccord.experiments.analysis import plots
+from fedaccord.experiments.analysis.costs import Point
 from fedaccord.experiments.analysis.figures import metrics_of
-from fedaccord.experiments.analysis.groups import Group, differing, is_swept, tested
+from fedaccord.experiments.analysis.groups import Group, differing, has_stopped, is_swept, tested
 from fedaccord.experiments.analysis.ranking import Spread, tuned
 from fedaccord.experiments.analysis.table import Summary, summary, text
 from fedaccord.runs.origin import DIRTY
@@ -25,12 +26,13 @@ from fedaccord.runs.reader import StoredRun
 ROWS = 20  # visible rows of the summary, and lines of the charts, at first
 PROBLEM = ("dataset", "partition", "dirichlet-alpha")  # metrics that no method can affect
 NAMED = 4  # methods, or settings, in the title
+ROUNDS = "num-server-rounds"
 MAPS = 4  # different partitions, and settings, that are drawn
 PAGE = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
 FACTS = {  # settings that describe the runs: before all others
     **{"dataset": "data set", "model": "model", "num-clients": "clients"},
     **{"partition": "partition", "fraction-train": "share of the clients in a round"},
-    **{"num-server-rounds": "rounds"},
+    **{ROUNDS: "rounds"},
 }
 
 
@@ -135,10 +137,16 @@ def _sections(
     """every: the groups with the trials that are not compared, see `groups.tested`."""
     groups, metric, titles = table.groups, table.metric, curves.titles
     tried_by, tried = tuned(every)
-    swept = [plots.sensitivity(tried, key, tried_by) for key in _swept(tried)[:MAPS]]
+    keys, at = _swept(tried), None
+    if ROUNDS in keys and has_stopped(tried):
+        keys.remove(ROUNDS)
+        at = Point(min(group.settings[ROUNDS] for group in tried), "round")
+    swept = [plots.sensitivity(tried, key, tried_by, at) for key in keys[:MAPS]]
     note = "A point is a row of the summary, its whisker the standard deviation over runs."
     if tried_by.startswith("validation"):
         note += " By the metric that the sweep was tuned on."
+    if at:
+        note += f" Of every trial after {at.value:g} rounds, where the sweep stopped some."
     sensitivity = [Section("Sensitivity", note, plots.stacked(swept))] if swept else []
     is_one_method = _methods(groups) == 1
     yield Section("Setup", "", _facts(groups))

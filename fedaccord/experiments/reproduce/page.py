@@ -143,7 +143,7 @@ def _baseline(table: Table, cell: Cell) -> Cell:
 
 
 def _difference(cell: Cell, rounds: int, best: pd.Series) -> str:
-    if cell.paper is None or math.isnan(cell.paper) or rounds < cell.rounds or best.empty:
+    if cell.paper is None or math.isnan(cell.paper) or rounds != cell.rounds or best.empty:
         return "–"
     value = best.mean() - cell.paper
     text = f"{value:+.2f}"

@@ -109,8 +109,8 @@ class Study:
 
     @cached_property
     def shown_changes(self) -> dict[str, Any]:
-        """The changes that affect numbers."""
-        numbers = config.affecting("numbers")
+        """The changes that affect numbers, and which replies and evaluations count."""
+        numbers = config.affecting("numbers") | config.affecting("rounds") | {"eval-every"}
         return {key: value for key, value in self.changes.items() if key in numbers}
 
     def warnings(self) -> list[str]:

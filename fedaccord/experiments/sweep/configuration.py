@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ class Configuration:
     point: dict[str, Any]  # the keys of the space
     settings: dict[str, Any]  # run-config keys, but for seed and place
     usual: Mapping[str, Any] | None = None  # of a folder, see `naming_defaults`; None: today's
+    choice: Mapping[str, Any] = field(default_factory=dict)  # `point` before `fair` changed it
 
     @cached_property
     def config(self) -> RunConfig:

@@ -11,6 +11,7 @@ from fedaccord import config
 from fedaccord.config import RunConfig
 from fedaccord.core.metrics import METRICS, OUTPUT, PERSONAL, WORST
 from fedaccord.core.options import check_option, did_you_mean, key_of, option, options
+from fedaccord.core.privacy import Guarantee
 from fedaccord.experiments.sweep import space
 from fedaccord.experiments.sweep.configuration import Configuration
 from fedaccord.experiments.sweep.records import naming_defaults
@@ -183,6 +184,7 @@ class Plan:
                 every += self.configurations(method)
             for run_config in (configuration.config for configuration in every):
                 run_config.strategy.check_clients(run_config.num_clients)
+                self._check_privacy(run_config.strategy.guarantee)
                 self._check_evaluation(run_config.strategy.evaluation)
                 if AT.search(self.options.metric) and run_config.strategy.device_profile == "none":
                     raise ValueError(
@@ -194,6 +196,15 @@ class Plan:
                     f"[sweep] metric={self.options.metric}: expected methods whose clients have "
                     f"models of their own, got {method}; use another metric or remove the method"
                 )
+
+    def _check_privacy(self, guarantee: Guarantee | None) -> None:
+        """Raise ValueError, in one line, if each rung would have noise of its own."""
+        if guarantee and guarantee.multiplier < 0 and self.options.search in LADDERS:
+            raise ValueError(
+                f"[run] dp.epsilon: expected dp.noise-multiplier with search={self.options.search}"
+                f", got {guarantee.epsilon:g}: as a budget of the fewer rounds of a rung it would "
+                "set less noise"
+            )
 
     def _check_evaluation(self, evaluation: str) -> None:
         """Raise ValueError, in one line, if the ranking metric is not measured."""
@@ -234,7 +245,8 @@ class Plan:
             run_config = RunConfig.make(settings)
             if (share := run_config.strategy.cost.gradients / self.cheapest) != 1:
                 settings |= _fewer(run_config, share)
-        return Configuration(method, {key: settings[key] for key in point}, settings, self.usual)
+        used = {key: settings[key] for key in point}
+        return Configuration(method, used, settings, self.usual, dict(point))
 
     def tested(self, configuration: Configuration) -> Configuration:
         """The same on all training samples, evaluated on the test samples."""

@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedaccord import config
 from fedaccord.core.metrics import STD
-from fedaccord.experiments.analysis.groups import TEST, Group
+from fedaccord.experiments.analysis.groups import STOPPED, TEST, Group
 from fedaccord.experiments.analysis.ranking import Spread, costs_of, to_target, usual_target
 from fedaccord.experiments.analysis.table import TO_TARGET, cost_heading
 from fedaccord.experiments.analysis.table import text as text_of
@@ -17,7 +17,6 @@ from fedaccord.experiments.sweep.configuration import Configuration
 from fedaccord.experiments.sweep.trial import COMPLETED, Row, column, number, sign
 from fedaccord.runs.metrics import MEAN, WINDOW, is_share, metric_of
 
-STOPPED = "stopped"  # of a trial that ended after a rung
 BASELINES = ("fedavg", "dfedavg")  # methods are compared with the first of these in the sweep
 SEEDS = "completed"  # column: the seeds behind a mean
 LAST = ("seconds", "reason")  # columns; only the seconds differ from one machine to another
@@ -92,7 +91,8 @@ def winners_table(winners: Sequence[Winner], tests: Sequence[Trial], metric: str
             SEEDS: ", ".join(map(str, sorted(values))),
             **_spread(place, [*values.values()]),
         }
-        alike = [each for each in bases if each.configuration.point.items() <= point.items()]
+        chosen = configuration.choice.items()
+        alike = [each for each in bases if each.configuration.choice.items() <= chosen]
         if configuration.algo != base and (fitting := bases if len(bases) == 1 else alike):
             against = _by_seed(fitting[0], tests, read)
             gains = [value - against[seed] for seed, value in values.items() if seed in against]

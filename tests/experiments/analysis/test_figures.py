@@ -41,6 +41,20 @@ def test_a_failed_run_is_in_no_curve(tmp_path: Path) -> None:
     assert len(figures.curve(alone, "test-accuracy")) == 2
 
 
+@pytest.mark.parametrize("last", ["completed", "running"])
+def test_a_curve_is_of_the_same_runs_along_its_whole_line(last: str, tmp_path: Path) -> None:
+    """Of the completed ones; if there are none, to their last common round."""
+    unfinished = [write(tmp_path, [0.1, 0.3], seed=1), write(tmp_path, [0.1, 0.5, 0.7], seed=0)]
+    for path in unfinished[: 1 if last == "completed" else 2]:
+        file = path / "summary.json"
+        file.write_text(file.read_text().replace('"completed"', '"interrupted"'))
+    (group,) = groups_of([reader.read(path) for path in reader.find([tmp_path])])
+    line = figures.curve(group, "test-accuracy", "seconds")
+    wanted = [0.1, 0.5, 0.7] if last == "completed" else [0.1, 0.4]
+    np.testing.assert_allclose(line["raw"], wanted)
+    assert line["x"].is_monotonic_increasing
+
+
 def test_smoothing_begins_after_the_untrained_model(tmp_path: Path) -> None:
     (group,) = groups_of([reader.read(write(tmp_path, [0.1, *[0.7] * 60]))])
     smooth = figures.curve(group, "test-accuracy")["smooth"]

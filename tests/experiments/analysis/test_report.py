@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedaccord.experiments.analysis import plots
+from fedaccord.experiments.analysis import plots, report
 from fedaccord.experiments.analysis.figures import curve
 from fedaccord.experiments.analysis.groups import groups_of
 from fedaccord.experiments.analysis.ranking import ranked
@@ -254,6 +254,21 @@ def test_a_sweep_shows_its_tested_runs_and_its_trials_as_sensitivity(tmp_path: P
     assert text.count("<tr class=lead>") == 1
     assert "By the metric that the sweep was tuned on." in text
     assert text[text.index('id="origin"') :].count("<td>completed</td>") == 3
+
+
+@pytest.mark.parametrize("status", ["stopped", "completed"])
+def test_the_trials_of_a_ladder_are_compared_after_equal_rounds(
+    status: str, tmp_path: Path
+) -> None:
+    """Rounds that a sweep varies itself are a setting."""
+    for lr, accuracies in ((0.05, [0.1, 0.2]), (0.1, [0.1, 0.3, 0.9])):
+        rounds = len(accuracies) - 1
+        write(tmp_path / "runs", accuracies, lr=lr, num_server_rounds=rounds)
+    (tmp_path / "table.csv").write_text(f"trial,stage,algo,status\na,tune,fedavg,{status}\n")
+    text = report.html(groups_of([reader.read(path) for path in reader.find([tmp_path])]))
+    note = "Of every trial after 1 rounds, where the sweep stopped some."
+    assert (note in text) == ("after 1 rounds" in text) == (status == "stopped")
+    assert ('"axis_label":"num-server-rounds"' in text) == (status == "completed")
 
 
 def test_bars_count_good_and_dropped_replies(tmp_path: Path) -> None:

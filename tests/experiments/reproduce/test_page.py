@@ -69,6 +69,7 @@ def test_a_deviation_of_more_than_two_spreads_is_bold(tmp_path: Path) -> None:
     ("cell", "own", "words"),
     [
         ("fedavg/few", {"rounds": 2}, ("90.00", "2 of 4", "–")),  # fewer rounds than the paper's
+        ("fedavg/few", {"rounds": 8}, ("90.00", "8 of 4", "–")),  # the best of more evaluations
         ("fedinit/few", {}, ("–", "4 of 4", "–")),
         ("fedavg/few", {}, ("90.00", "4 of 4", "+1.00")),
         ("fedavg/few", {"changed": "precision=bfloat16"}, ("90.00", "4 of 4", "+1.00")),

@@ -152,10 +152,11 @@ def test_a_cell_of_several_tables_is_one_run(algo: str) -> None:
 
 
 def test_only_changes_that_affect_numbers_are_named(tmp_path: Path) -> None:
-    changes = {"lr": 0.05, "device": "cpu", "threads": 1, "data-dir": "/x"}
+    shown = {"lr": 0.05, "eval-every": 2, "max-client-norm": 9.0}
+    changes = shown | {"device": "cpu", "threads": 1, "data-dir": "/x"}
     own = study(cells=TABLE.cells[:1], seeds=(0,), rounds=1, changes=changes)
     (row,) = finish(own, tmp_path).itertuples()
-    assert row.changed == "lr=0.05"
+    assert row.changed == "eval-every=2 lr=0.05 max-client-norm=9.0"
     assert own.configuration(TABLE.cells[0]).config.flat["lr"] == 0.05
 
 

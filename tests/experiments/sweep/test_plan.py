@@ -241,6 +241,20 @@ def test_methods_with_twice_the_gradients_get_half_the_configurations() -> None:
     assert by_method["fedsam"][0].config.flat["local-epochs"] == 2
 
 
+@pytest.mark.parametrize("search", ["halving", "asha", "random"])
+def test_a_budget_of_privacy_is_not_that_of_a_rung(search: str) -> None:
+    private = {"sampling": "bernoulli", "fraction-train": 0.5, "dp.delta": 1e-3}
+    own = {"search": search, "ray_address": "local"}
+    make({"algo": ["fedavg"]}, private | {"dp.noise-multiplier": 1.0}, **own)
+    budget = private | {"dp.epsilon": 4.0}
+    if search == "random":
+        make({"algo": ["fedavg"]}, budget, **own)
+        return
+    line = rf"^\[run\] dp.epsilon: expected dp.noise-multiplier with search={search}, got 4: as a "
+    with pytest.raises(ValueError, match=line):
+        make({"algo": ["fedavg"]}, budget, **own)
+
+
 def test_losses_are_compared_by_another_metric() -> None:
     plan = make({"algo": ["fedavg"], "loss": ["auto", "tests.own:doubled"]})
     assert [c.point["loss"] for c in plan.configurations("fedavg")] == ["auto", "tests.own:doubled"]

@@ -87,6 +87,21 @@ def test_a_smaller_loss_is_better() -> None:
     assert as_text(table)[1][0][:2] == ["fedprox", "1"]  # no percentage
 
 
+def test_the_same_choices_are_those_before_equal_gradients() -> None:
+    """FedSAM has half the steps of a choice, because each has two gradients."""
+    plan = make({"algo": ["fedavg", "fedsam"], "local-steps": [2, 4]}, tune=False)
+    every = [c for method in plan.methods for c in plan.configurations(method)]
+    assert [c.point["local-steps"] for c in every] == [2, 4, 1, 2]
+    tests = [
+        Trial(c, 0, TEST, 3, {"status": "completed", f"test-{METRIC}": value})
+        for c, value in zip(every, (0.5, 0.8, 0.6, 0.7), strict=True)
+    ]
+    table = winners_table([Winner(c, math.nan, 1) for c in every], tests, METRIC)
+    gains = dict(zip(table.settings + table.algo, table["over-fedavg"], strict=True))
+    assert gains["local-steps=1fedsam"] == pytest.approx(0.1)
+    assert gains["local-steps=2fedsam"] == pytest.approx(-0.1)
+
+
 def test_if_all_are_tested_gains_are_over_the_same_choices() -> None:
     every = [c for method in PLAN.methods for c in PLAN.configurations(method)]
     values = {("fedavg", 0.1): 0.5, ("fedavg", 0.2): 0.8, ("fedprox", 0.1): 0.6}
