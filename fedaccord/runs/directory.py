@@ -18,8 +18,9 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -127,10 +128,12 @@ class RunDirectory:
         number: int,
         position: Mapping[str, Any],
         lock: Lock,
+        before_cut: Callable[[], None] = lambda: None,
     ) -> "RunDirectory":
         """The directory of a run that resumes after ``number`` rounds; later rows are cut off.
 
         position: as of `position` then. lock: of the folder; the directory releases it.
+        before_cut: called after the tables were checked, before they change.
         Raises ValueError, in one line, before any change, if the tables were edited since.
         """
         self = cls.__new__(cls)
@@ -141,6 +144,7 @@ class RunDirectory:
         tables = {"metrics": self._metrics, "clients": self._clients}
         marks = position.get("marks", {})  # earlier versions wrote none
         texts = {n: t.until(number, position[n], marks.get(n)) for n, t in tables.items()}
+        before_cut()
         self._write_config(settings, used)
         self._began -= position["seconds"]
         for name, table in tables.items():
@@ -280,7 +284,7 @@ class _Table:
         new = [c for c in dict.fromkeys(c for row in rows for c in row) if c not in self.columns]
         if new:
             columns = [*self.columns, *new]
-            replace(self.path, _text([*self.read(), *rows], columns, header=True).encode())
+            replace(self.path, _text(chain(self._lines(), rows), columns, header=True).encode())
             self.columns, self._marked = columns, Mark(size=0, crc32=0)  # it has them now
         elif rows:
             size = self.path.stat().st_size
@@ -312,11 +316,11 @@ class _Table:
             content = read_bytes(self.path)
             first = content[: mark["size"]] if mark else b""
             is_marked = mark is not None and zlib.crc32(first) == mark["crc32"]
-            every = self._rows(first if is_marked else content)
-            rows = [row for row in every if int(row["round"]) <= number]
-            if is_marked and len(rows) == len(every):  # otherwise the disk was full within a round
-                return first
-            rows = [{name: row[name] for name in self.columns} for row in rows]
+            if is_marked and all(int(row["round"]) <= number for row in _rows(first)):
+                return first  # otherwise the disk was full within a round
+            every = _rows(first if is_marked else content)  # one by one: there may be millions
+            kept = (row for row in every if int(row["round"]) <= number)
+            rows = ({name: row[name] for name in self.columns} for row in kept)
             prefix = _text(rows, self.columns, header=True).encode()
             if is_marked or mark in (None, Mark(size=len(prefix), crc32=zlib.crc32(prefix))):
                 return prefix
@@ -336,10 +340,14 @@ class _Table:
             self.path.unlink(missing_ok=True)
 
     def read(self) -> list[dict[str, Any]]:
-        return self._rows(self.path.read_bytes()) if self.columns else []
+        return [*self._lines()]
 
-    def _rows(self, content: bytes) -> list[dict[str, Any]]:
-        return list(csv.DictReader(io.StringIO(content.decode(), newline="")))
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        return _rows(self.path.read_bytes() if self.columns else b"")
+
+
+def _rows(content: bytes) -> Iterator[dict[str, Any]]:
+    return iter(csv.DictReader(io.StringIO(content.decode(), newline="")))
 
 
 def _text(

@@ -100,8 +100,8 @@ class Logbook(Book):
                 number=begun.number,
                 position=begun.facts["position"],
                 lock=lock,
+                before_cut=lambda: self.checkpoints.resume_from(begun.number),
             )
-            self.checkpoints.resume_from(begun.number)
             stack.pop_all()
 
     @property

@@ -15,6 +15,7 @@ from dataclasses import fields, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -288,6 +289,22 @@ def test_a_run_goes_on_from_an_earlier_checkpoint(settings: dict[str, Any]) -> N
     again = run(config, at=4, on_round=lambda _: numbers.append(checkpoints.numbers()))
     assert numbers == [[4]]  # what came after is gone, also for a run that is killed now
     assert written(again.path) == before
+
+
+def test_a_run_that_is_killed_as_its_later_rows_are_cut_goes_on(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the checkpoint to which they were cut, and not from a later one."""
+    whole = run(make(settings, name="cut", checkpoint_every=2))
+    before = written(whole.path)
+    config = make(settings, name="cut", checkpoint_every=2, resume=True)
+    killed = Mock(side_effect=KeyboardInterrupt)
+    with monkeypatch.context() as patched:
+        patched.setattr(RunDirectory, "summarise", killed)  # after the tables were cut
+        with pytest.raises(KeyboardInterrupt):
+            run(config, at=4)
+    assert killed.call_count
+    assert written(run(config).path) == before
 
 
 def test_clients_files_are_written_once_and_kept_while_they_are_named(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,23 @@ def test_a_column_that_a_full_disk_left_out_is_not_in_the_table(
         {"round": "0", "loss": "0.5"},
         {"round": "1", "loss": "0.3"},
     ]
+
+
+def test_rows_are_read_one_by_one(tmp_path: Path) -> None:
+    """There may be millions: a list of them takes eighteen times the file's size."""
+    run = RunDirectory(str(tmp_path), "x", SETTINGS)
+    clients = [{"round": 0, "client": i, "status": "ok"} for i in range(20_000)]
+    run.record({"round": 0}, clients)
+    position = run.position
+    size = (run.path / "clients.csv").stat().st_size
+    tracemalloc.start()
+    assert run._clients.until(0, ["round", "client", "status"], position["marks"]["clients"])
+    run._clients.append([{"round": 1, "repair": "lost"}])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 15 * size
+    assert len(rows(run.path / "clients.csv")) == 20_001
+    run.close()
 
 
 def test_a_round_that_a_full_disk_cut_off_is_not_there_twice(
