@@ -40,6 +40,11 @@ class Commands(TyperGroup):
             if text:
                 context = getattr(error, "ctx", None)
                 command = context.command_path if context else "fedaccord"
+                if isinstance(error, click.NoSuchOption):
+                    text = text.removesuffix(" Did you mean '--help'?")
+                    parameters = context.command.params if context else []
+                    if any(parameter.name == "pairs" for parameter in parameters):
+                        text += " Settings have no dashes: lr=0.1."
                 _complain(f"{text} See {command} --help.", code)
         except ModuleNotFoundError as error:
             if (extra := extra_of(error.name or "")) is None:

@@ -135,7 +135,7 @@ def select(names: str, of_classes: bool) -> dict[str, Metric]:
         own = name.partition(":")[2] if named.PATH.fullmatch(name) else ""
         if not own and name not in fitting:
             kind = "class labels" if of_classes else "numbers as targets"
-            near = "" if name in METRICS else did_you_mean(name, fitting)
+            near = "" if name in METRICS else did_you_mean(name, fitting, named.Functions())
             raise ValueError(
                 f"metrics: expected names among {', '.join(fitting)}, which fit {kind}, or "
                 f"{named.FORM}, got {name!r}{near}"

@@ -85,7 +85,7 @@ def check_option(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
         what = "a path" if rule["path"] else "a text"
         raise ValueError(f"{name}: expected {what} without the character NUL, got {value!r}")
     if rule["choices"] and value not in rule["choices"] and value not in rule["also"]:
-        near = did_you_mean(value, rule["choices"])
+        near = did_you_mean(value, rule["choices"], rule["also"])
         raise ValueError(f"{name}: expected one of {range_text(field)}, got {value!r}{near}")
     if kind is float and not math.isfinite(value):
         raise ValueError(f"{name}: expected a finite number, got {value}")
@@ -220,8 +220,13 @@ def _indented(text: str) -> list[str]:
     )
 
 
-def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """A suggestion for a word that is not among the known ones, in any case; may be empty."""
+def did_you_mean(word: str, names: Iterable[str], also: Container[str] = ()) -> str:
+    """A suggestion for a word that is not among the known ones, in any case; may be empty.
+
+    also: other words, such as module:function, of which a user may have typed module.function.
+    """
+    if "." in word and (path := ":".join(word.rsplit(".", 1))) in also:
+        return f" (did you mean {path!r}?)"
     by_lower = {name.lower(): name for name in names}
     match = difflib.get_close_matches(word.lower(), by_lower, n=1)
     return f" (did you mean {by_lower[match[0]]!r}?)" if match else ""

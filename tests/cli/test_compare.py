@@ -269,7 +269,7 @@ def test_runs_are_ranked_by_a_metric_of_choice(tmp_path: Path) -> None:
     assert order("--metric", "personal-loss") == ["fedinit", "fedavg"]
     for command in (("compare",), ("report", "--out", tmp_path / "page.html")):
         line = refusal(tmp_path, invoke(*command, tmp_path, "--metric", "personal-los"))
-        assert "--metric: expected one of these runs, test-loss, test-accuracy, p" in line
+        assert "--metric: expected one of the runs', test-loss, test-accuracy, p" in line
         assert line.endswith("got 'personal-los' (did you mean 'personal-loss'?)\n")
     write(tmp_path / "c", [0.1, 0.5], brier=0.25, lr=0.2)
     line = refusal(tmp_path, invoke("compare", tmp_path, "--metric", "test-brier"))

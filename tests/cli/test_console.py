@@ -154,7 +154,10 @@ def test_an_unknown_command_is_one_line(name: str, tmp_path: Path) -> None:
 
 def test_a_line_about_an_option_names_the_help_of_its_command(tmp_path: Path) -> None:
     line = refusal(tmp_path, invoke("run", "--outdir", "x"))
-    assert line.endswith("No such option '--outdir'. See fedaccord run --help.\n")
+    settings = " Settings have no dashes: lr=0.1. See fedaccord run --help.\n"
+    assert line.endswith(f"No such option '--outdir'.{settings}")
+    line = refusal(tmp_path, invoke("run", "--lr", "0.1"))
+    assert line.endswith(f"No such option '--lr'.{settings}")
 
 
 def test_a_group_without_a_command_is_its_help() -> None:

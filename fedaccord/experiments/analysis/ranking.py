@@ -94,7 +94,7 @@ def main_metric(groups: Sequence[Group], wanted: str = "") -> str:
         names = ", ".join(choices) or "none"
         if any(has(group, wanted) for group in groups):
             near = ", for which it is unknown whether larger is better"
-        raise ValueError(f"--metric: expected one of these runs, {names}, got {wanted!r}{near}")
+        raise ValueError(f"--metric: expected one of the runs', {names}, got {wanted!r}{near}")
     return wanted
 
 
