@@ -89,8 +89,9 @@ class ClientEvaluation:
         means = self.aggregate(contents, EXAMPLES)
         if means is None:
             return None
-        words = ", ".join(f"{k} {v:.4g}" for k, v in means.items() if isinstance(v, (int, float)))
-        log.info("[round %d] %d clients evaluate: %s", number, len(contents), clean(words))
+        numbers = {clean(k): v for k, v in means.items() if isinstance(v, (int, float))}
+        words = ", ".join(f"{k} {v:.4g}" for k, v in numbers.items())
+        log.info("[round %d] %d clients evaluate: %s", number, len(contents), words)
         return means
 
 
