@@ -316,9 +316,9 @@ class _Table:
             content = read_bytes(self.path)
             first = content[: mark["size"]] if mark else b""
             is_marked = mark is not None and zlib.crc32(first) == mark["crc32"]
-            if is_marked and all(int(row["round"]) <= number for row in _rows(first)):
+            if is_marked and all(int(row["round"]) <= number for row in _parsed(first)):
                 return first  # otherwise the disk was full within a round
-            every = _rows(first if is_marked else content)  # one by one: there may be millions
+            every = _parsed(first if is_marked else content)  # one by one: there may be millions
             kept = (row for row in every if int(row["round"]) <= number)
             rows = ({name: row[name] for name in self.columns} for row in kept)
             prefix = _text(rows, self.columns, header=True).encode()
@@ -343,10 +343,10 @@ class _Table:
         return [*self._lines()]
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        return _rows(self.path.read_bytes() if self.columns else b"")
+        return _parsed(self.path.read_bytes() if self.columns else b"")
 
 
-def _rows(content: bytes) -> Iterator[dict[str, Any]]:
+def _parsed(content: bytes) -> Iterator[dict[str, Any]]:
     return iter(csv.DictReader(io.StringIO(content.decode(), newline="")))
 
 

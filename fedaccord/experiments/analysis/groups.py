@@ -163,10 +163,7 @@ def _folder(run: StoredRun) -> Path:
 
 def _chosen(folder: Path) -> dict[str, set[str]]:
     """The names of the tests that a sweep's last start chose by trials, by method."""
-    try:
-        table = pd.read_csv(folder / TRIALS, usecols=["trial", "stage", "algo"])
-    except (OSError, ValueError):  # it was stopped before its first trial, or is damaged
-        return {}
+    table = _trials(folder, "trial", "stage", "algo")
     tuned = {*table[table["stage"] == TUNE]["algo"]}
     tests = table[(table["stage"] == TEST) & table["algo"].isin(tuned)]
     return {str(algo): {*names} for algo, names in tests.groupby("algo")["trial"]}
@@ -175,14 +172,16 @@ def _chosen(folder: Path) -> dict[str, set[str]]:
 def has_stopped(groups: Iterable[Group]) -> bool:
     """Whether some are of a sweep that stopped trials after fewer rounds."""
     folders = {_folder(run) for group in groups for run in group.runs}
-    return any(STOPPED in _statuses(folder) for folder in folders)
+    return any((_trials(folder, "status")["status"] == STOPPED).any() for folder in folders)
 
 
-def _statuses(folder: Path) -> set[str]:
+def _trials(folder: Path, *columns: str) -> pd.DataFrame:
+    """These columns of a sweep's table; no row if it was stopped before its first trial, or its
+    table is damaged."""
     try:
-        return {*pd.read_csv(folder / TRIALS, usecols=["status"])["status"].astype(str)}
+        return pd.read_csv(folder / TRIALS, usecols=[*columns])
     except (OSError, ValueError):
-        return set()
+        return pd.DataFrame(columns=[*columns])
 
 
 def _orderly(value: Any) -> tuple[bool, bool, Any]:

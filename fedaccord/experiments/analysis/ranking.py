@@ -1,7 +1,7 @@
 """Metrics and costs of a group's runs, with their spread, and the ranking of groups."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,14 +36,17 @@ class Spread(NamedTuple):
 
 def measured(group: Group) -> list[pd.DataFrame]:
     """The tables of its runs, without those that failed: their numbers are not of the method."""
-    pairs = zip(group.runs, group.tables, strict=True)
-    return [table for run, table in pairs if run.summary["status"] != FAILED]
+    return _tables(group, lambda status: status != FAILED)
 
 
 def completed(group: Group) -> list[pd.DataFrame]:
     """The tables of its completed runs."""
+    return _tables(group, lambda status: status == COMPLETED)
+
+
+def _tables(group: Group, counts: Callable[[str], bool]) -> list[pd.DataFrame]:
     pairs = zip(group.runs, group.tables, strict=True)
-    return [table for run, table in pairs if run.summary["status"] == COMPLETED]
+    return [table for run, table in pairs if counts(run.summary["status"])]
 
 
 def final(group: Group, metric: str) -> Spread:
