@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from fedaccord.core.cohort import PendingRequest
 from fedaccord.core.request import TrainInstruction, TrainRequest
 from fedaccord.core.vectors import nbytes
@@ -38,6 +40,32 @@ class Timing(NamedTuple):
     late: Mapping[int, Late]
 
 
+class Presence:
+    """Which devices are available; asks those alone that connect or disconnect since the last
+    time."""
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self._devices, self._now = devices, math.inf
+        self._available = np.zeros(len(devices), dtype=bool)
+        self._changes = np.zeros(len(devices))  # when each connects or disconnects
+
+    def among(self, clients: Sequence[int], now: float) -> list[int]:
+        """The available clients, in their order."""
+        due = self._changes <= now if now >= self._now else np.ones_like(self._available)
+        for i in np.flatnonzero(due).tolist():
+            device = self._devices[i]
+            until = device.until(now)
+            self._available[i] = until > now
+            self._changes[i] = until if until > now else device.next_active(now)
+        self._now, of = now, np.asarray(clients, dtype=int)
+        present: list[int] = of[self._available[of]].tolist()
+        return present
+
+    def change(self, clients: Sequence[int]) -> float:
+        """When the first of these clients connects or disconnects; inf: never again."""
+        return float(self._changes[np.asarray(clients, dtype=int)].min(initial=math.inf))
+
+
 class Clock:
     """The simulated clock of a federation; devices: of each client, in order."""
 
@@ -54,32 +82,30 @@ class Clock:
         buffers of the model; gradients: those of a local step, as in `Cost`."""
         self.devices, self._examples, self._of_step = devices, examples, of_step
         self._up_bytes, self._gradients = up_bytes, gradients
-        self._always = all(not device.active for device in devices)
+        self._presence = Presence(devices) if any(d.active for d in devices) else None
 
     def available(self, clients: Sequence[int], now: float) -> tuple[Sequence[int], float]:
         """The available clients, and the time: later than ``now`` if it has to wait for the first
         one.
 
         Raises FederationError if none ever connects."""
-        if self._always:
+        if self._presence is None:
             return clients, now
-        if active := self.active(clients, now):
+        if active := self._presence.among(clients, now):
             return active, now
-        first = min((self.devices[i].next_active(now) for i in clients), default=math.inf)
+        first = self._presence.change(clients)
         if first == math.inf:
             raise FederationError(
                 f"device-profile: none of {len(clients)} clients is available after {now:.0f} "
                 "simulated seconds: set period_s, or fewer rounds"
             )
-        active = self.active(clients, first)
+        active = self._presence.among(clients, first)
         assert active
         return active, first
 
     def active(self, clients: Sequence[int], now: float) -> Sequence[int]:
         """The available clients among these."""
-        if self._always:
-            return clients
-        return [i for i in clients if self.devices[i].until(now) > now]
+        return clients if self._presence is None else self._presence.among(clients, now)
 
     def lost(self, request: PendingRequest) -> Late:
         """Why a request to a disconnected device has no reply."""

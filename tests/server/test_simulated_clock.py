@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -148,6 +149,37 @@ def test_a_round_begins_when_a_device_is_there() -> None:
     )
     with pytest.raises(FederationError, match=r"none of 3 clients .* after 46 simulated seconds"):
         once.available(range(3), 46.0)
+
+
+class Asked(Device):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def until(self, now: float) -> float:
+        Asked.asked += 1
+        return super().until(now)
+
+
+def test_only_devices_that_connect_or_disconnect_are_asked() -> None:
+    """And the result is that of asking all, also when the time goes back, as in another run."""
+    random, windows = np.random.default_rng(0), []
+    for _ in range(300):
+        begin, end = sorted(int(it) for it in random.choice(101, 2, replace=False))
+        period = float(random.choice([0, 100, 150]))
+        windows.append({"active": ((float(begin), float(end)),), "period": period})
+    windows += [{}, {"active": ((0.0, 100.0),), "period": 100.0}]  # always available
+    devices = [Asked(1.0, 1.0, 1.0, **it) for it in windows]
+    clock = Clock(devices, lambda _: 1, lambda *_: 1, 0, 1)
+    times = [*np.linspace(0, 600, 121).tolist(), *np.linspace(30, 90, 13).tolist()]
+    some = list(range(300, -1, -2))  # in an order of their own
+    for now in times:
+        expected = [i for i in some if Device.until(devices[i], now) > now]
+        assert clock.active(some, now) == expected
+    asked = Asked.asked
+    clock.active(some, times[-1])
+    assert asked < len(times) * len(devices) / 5
+    assert Asked.asked == asked
 
 
 def test_without_profiles_of_presence_no_list_is_made() -> None:
