@@ -68,7 +68,7 @@ class RunConfig:
     )
     keep_best: str = option(
         "",
-        "evaluated metric, e.g. client-accuracy; its best model is saved; empty: none",
+        "evaluated metric, e.g. client-accuracy; saves the output model of its best round",
         affects="records",
     )
     threads: int = option(

@@ -252,6 +252,11 @@ def run_of(
     if method.device_profile != NONE and fleet.place == IN_PROCESS:
         up = upload_bytes(method.cost, method.client_half(), model.w)
         simulated = devices(method.device_profile, method.seed, fleet.num_clients)
+        if method.has_noisy_sums and any(device.active for device in simulated):
+            raise ValueError(
+                "device-profile: expected devices that are always available with dp, got active "
+                "times: a client that takes part decides when the next round begins, and with whom"
+            )
         samples = task.num_examples, task.samples_of_step
         more["clock"] = Clock(simulated, *samples, up, method.cost.gradients)
     if method.evaluation != "clients":

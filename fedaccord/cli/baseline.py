@@ -27,7 +27,9 @@ def comparison(settings: "RunConfig", preset: str | None = None) -> str | None:
     shared = {
         key: value
         for key, value in settings.flat.items()
-        if key.partition(".")[0] not in of_method and value != usual[key]
+        if key.partition(".")[0] not in of_method
+        and value != usual[key]
+        and key != "keep-best"  # perhaps of a metric that the baseline lacks
     }
     other = RunConfig.make(shared | {"algo": baseline})
     read, plugins = in_use(other), other.strategy.active_plugins

@@ -7,7 +7,6 @@ is supported when tests/compat passes.
 """
 
 import base64
-import logging
 import re
 import sys
 from datetime import UTC, datetime
@@ -20,8 +19,6 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedaccord.compat.read_only import over
-
-log = logging.getLogger("flwr")
 
 # --- arrays ---------------------------------------------------------------------------------------
 

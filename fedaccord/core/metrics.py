@@ -34,10 +34,6 @@ class Metric:
         ignore_index. Otherwise targets are numbers, of the shape of the predictions.
     """
 
-    title: str  # of its curve
-    meaning: str
-    unit: str
-    better: str  # max or min
     of_classes: bool
     sums: Callable[[Tensor, Tensor], Tensor]
     value: Callable[[Tensor], float]
@@ -107,7 +103,7 @@ def _exp_of_mean(sums: Tensor) -> float:
     return math.exp(min(_mean(sums), MOST_SURPRISED))
 
 
-_FACTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+FACTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _COMPUTED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor], float]]] = {
     "accuracy": (_hits, _mean),
     "top-5-accuracy": (_hits_of_five, _mean),
@@ -116,7 +112,7 @@ _COMPUTED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor]
     "mae": (_errors, _mean),
 }
 METRICS = {
-    name: Metric(**_FACTS[name], sums=sums, value=value)
+    name: Metric(of_classes=FACTS[name]["of_classes"], sums=sums, value=value)
     for name, (sums, value) in _COMPUTED.items()
 }
 
@@ -160,7 +156,7 @@ def own_metric(path: str, of_classes: bool) -> Metric:
 
     Raises ValueError, in one line, if it cannot be imported; ``sums`` raises it for other results.
     """
-    function, name = named.function("metrics", path), path.partition(":")[2]
+    function = named.function("metrics", path)
 
     def sums(predictions: Tensor, targets: Tensor) -> Tensor:
         try:
@@ -176,10 +172,6 @@ def own_metric(path: str, of_classes: bool) -> Metric:
         return _total_and_count(values, torch.full((), len(values), device=values.device))
 
     return Metric(
-        title=name,
-        meaning=f"mean over the samples of {path}",
-        unit="",
-        better="",
         of_classes=of_classes,
         sums=sums,
         value=_mean,
@@ -230,7 +222,7 @@ WORST, STD = "-worst-tenth", "-std"  # suffixes of the spread of a metric over t
 NODES, BROADCAST = "-nodes", "-broadcast"  # suffixes: of the nodes' models, of the broadcast model
 TENTH = 10  # one in ten clients, at least one, is among the worst
 MIN = "min"
-BETTER = {"loss": MIN, **{name: metric.better for name, metric in METRICS.items()}}
+BETTER = {"loss": MIN, **{name: facts["better"] for name, facts in FACTS.items()}}
 
 
 def over_clients(

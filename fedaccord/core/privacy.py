@@ -21,7 +21,7 @@ Local privacy, for a server that is not trusted, has no noise there:
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -50,6 +50,7 @@ class Guarantee(NamedTuple):
     adaptive: bool
     writes_clients: bool  # numbers of single clients and their means may be written
     local: bool = False  # clients add the noise, each to its own upload
+    least: int = 0  # clients of a round that has a sum; rounds with fewer fail, as all can see
 
     @property
     def hides_numbers(self) -> bool:
@@ -57,13 +58,16 @@ class Guarantee(NamedTuple):
         return self.local and not self.writes_clients
 
 
-def guarantee_of(plugins: Iterable[Any]) -> Guarantee | None:
-    """The guarantee of one of these plug-ins; None: none has one."""
+def guarantee_of(plugins: Sequence[Any]) -> Guarantee | None:
+    """The guarantee of one of these plug-ins, on the sums of another; None: none has one."""
     guarantees = (plugin.guarantee() for plugin in plugins)
-    return next((guarantee for guarantee in guarantees if guarantee is not None), None)
+    guarantee = next((guarantee for guarantee in guarantees if guarantee is not None), None)
+    maskings = (plugin.masking() for plugin in plugins)
+    least = next((masking.least for masking in maskings if masking is not None), 0)
+    return guarantee and guarantee._replace(least=least)
 
 
-def has_noisy_sums(plugins: Iterable[Any]) -> bool:
+def has_noisy_sums(plugins: Sequence[Any]) -> bool:
     """Whether the server adds noise to the sums that it reads."""
     guarantee = guarantee_of(plugins)
     return guarantee is not None and not guarantee.local

@@ -14,7 +14,7 @@ DRAWN = 2  # of the generators of `Drawn`, beside the seed
 
 
 class Parts(Sequence[Ints]):
-    """For every client the indices of its samples, (n_i,); n_i does not rise with i."""
+    """For every client the indices of its samples, (n_i,)."""
 
     num_clients: int
 

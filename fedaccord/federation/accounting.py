@@ -32,6 +32,20 @@ def _library() -> Any:
     return dp_accounting
 
 
+def share_of_sums(q: float, num_clients: int, least: int) -> float:
+    """The probability that a client takes part in a round in which at least ``least`` do.
+
+    Such rounds alone have a sum, as all can see, so it is the q of their noise, and above q.
+    """
+    if not least:
+        return q
+    _library()
+    from scipy.stats import binom  # which dp-accounting needs, too
+
+    others, all_of_them = binom.sf((least - 2, least - 1), (num_clients - 1, num_clients), q)
+    return float(min(1.0, q * others / all_of_them)) if all_of_them else 1.0
+
+
 @lru_cache(maxsize=8)
 def noise_multiplier(epsilon: float, delta: float, q: float, rounds: int) -> float:
     """The smallest z, to `TOLERANCE`, with which these rounds cost at most (epsilon, delta).

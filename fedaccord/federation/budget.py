@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from fedaccord.core.privacy import Guarantee, Privacy, raised
-from fedaccord.federation.accounting import Accountant, noise_multiplier
+from fedaccord.federation.accounting import Accountant, noise_multiplier, share_of_sums
 
 log = logging.getLogger("flwr")
 
@@ -13,15 +13,17 @@ OR_END = "it, or end the run here"  # the remedy if a run that resumes has spent
 NOISE_WARNING_RATIO = 20  # times the norm of the mean upload, above which to warn about noise
 
 
-def accountant(privacy: Privacy, delta: float) -> Accountant:
+def accountant(guarantee: Guarantee, privacy: Privacy, num_clients: int) -> Accountant:
     """The accountant: if clients add the noise, an upload may change by 2 S."""
-    return Accountant(privacy.multiplier / (2 if privacy.local else 1), privacy.share, delta)
+    z = privacy.multiplier / (2 if privacy.local else 1)
+    share = share_of_sums(privacy.share, num_clients, guarantee.least)
+    return Accountant(z, share, guarantee.delta)
 
 
-def check_left(guarantee: Guarantee, privacy: Privacy, remedy: str) -> None:
+def check_left(guarantee: Guarantee, privacy: Privacy, num_clients: int, remedy: str) -> None:
     """Raise ValueError, in one line, if one more round would exceed the budget."""
     number, bound = privacy.releases + 1, guarantee.max_epsilon
-    if bound and (cost := accountant(privacy, guarantee.delta).epsilon(number)) > bound:
+    if bound and (cost := accountant(guarantee, privacy, num_clients).epsilon(number)) > bound:
         raise ValueError(
             f"dp.max-epsilon: expected a budget for one more round, got {bound:g}: {number} rounds "
             f"cost {cost:.4g}; raise {remedy}"
@@ -34,7 +36,8 @@ def first_of(guarantee: Guarantee, share: float, num_rounds: int, num_clients: i
     if guarantee.local:
         share, sensitivity = 1.0, 2.0  # in units of S
     if z < 0:
-        z = sensitivity * noise_multiplier(guarantee.epsilon, delta, share, num_rounds)
+        drawn = share_of_sums(share, num_clients, guarantee.least)
+        z = sensitivity * noise_multiplier(guarantee.epsilon, delta, drawn, num_rounds)
     if guarantee.adaptive:
         raised(z, clients)
     first = Privacy(
@@ -45,7 +48,7 @@ def first_of(guarantee: Guarantee, share: float, num_rounds: int, num_clients: i
         adaptive=guarantee.adaptive,
         local=guarantee.local,
     )
-    check_left(guarantee, first, "dp.noise-multiplier")
+    check_left(guarantee, first, num_clients, "dp.noise-multiplier")
     return first
 
 
@@ -72,7 +75,7 @@ class Budget:
         self.first = begun or first_of(guarantee, share, num_rounds, num_clients)
         z, delta, clients = self.first.multiplier, guarantee.delta, share * num_clients
         self.delta, self.secret = delta, secret
-        self._accountant = accountant(self.first, delta)
+        self._accountant = accountant(guarantee, self.first, num_clients)
         spent, bound = self.first.releases, guarantee.max_epsilon
         self.rounds_left = num_rounds  # rounds that the budget allows
         if bound:

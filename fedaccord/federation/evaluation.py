@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fedaccord.core.metrics import (
     BROADCAST,
-    METRICS,
+    FACTS,
     NAME,
     NODES,
     OUTPUT,
@@ -32,7 +32,7 @@ log = logging.getLogger("flwr")
 EMPTY = "no samples"  # status of a client's evaluation, beside OK and reasons for none
 RANGES = {  # of what clients report
     "loss": (-MAX_LOSS, MAX_LOSS),
-    **{name: (0.0, 1.0) for name, metric in METRICS.items() if metric.unit == SHARE_UNIT},
+    **{name: (0.0, 1.0) for name, facts in FACTS.items() if facts["unit"] == SHARE_UNIT},
 }
 LARGEST_METRIC = 1e30  # ranges of metrics with other names
 Evaluate = Callable[[int, Vector, Vector | None], Mapping[str, Any]]

@@ -383,7 +383,8 @@ class Method(Settings, ABC):
 
     def local_training(self) -> str:
         """The settings of training and averaging in one line, including defaults."""
-        who = "all" if self.fraction_train == 1 else f"{self.fraction_train:.4g} of the"
+        every = self.fraction_train == 1 or self.topology.is_decentralised
+        who = "all" if every else f"{self.fraction_train:.4g} of the"
         clip = f"clip norm {self.clip_norm:g}" if self.clip_norm else "no clipping"
         own = type(self).rate is not Settings.rate
         first_two = f"{self.rate(0):g} and {self.rate(1):g} in the first two rounds"

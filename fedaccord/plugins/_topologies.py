@@ -172,7 +172,8 @@ def metropolis(graph: Tensor) -> Tensor:
 
 
 def check(W: Tensor) -> None:
-    """Raise ValueError, in one line, unless W is doubly stochastic and its graph connected."""
+    """Raise ValueError, in one line, unless W is doubly stochastic and its powers connect all
+    nodes."""
     if (W < 0).any():
         row = int((W < 0).any(1).nonzero()[0])
         raise ValueError(
@@ -191,6 +192,11 @@ def check(W: Tensor) -> None:
         raise ValueError(
             f"gossip: expected a connected graph, got {len(parts)} parts, one of them nodes "
             f"{parts[-1]}; add edges between them"
+        )
+    if (every := period(W)) > 1:
+        raise ValueError(
+            "gossip: expected a mixing matrix with which all models meet, got one whose power "
+            f"{every} has {every} parts without links; give a node a weight of its own"
         )
 
 
@@ -215,6 +221,21 @@ def _reached(links: Tensor, first: int) -> Tensor:
         latest = links[latest].any(0) & ~reached
         reached = reached | latest
     return reached
+
+
+def period(W: Tensor) -> int:
+    """The greatest common divisor of the lengths of the cycles of W's graph, which is strongly
+    connected; 1: some power of W has no zeros."""
+    if W.diagonal().any():
+        return 1
+    links = W != 0
+    depth, latest, steps = torch.full((len(W),), -1), torch.zeros(len(W), dtype=torch.bool), 0
+    latest[0] = True
+    while latest.any():
+        depth[latest] = steps
+        latest, steps = links[latest].any(0) & (depth < 0), steps + 1
+    begins, ends = links.nonzero().T
+    return math.gcd(*(depth[begins] + 1 - depth[ends]).unique().tolist())
 
 
 def spectral_gap(W: Tensor) -> float:

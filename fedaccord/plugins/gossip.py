@@ -24,7 +24,6 @@ Where we differ: released code for decentralised learning often draws neighbours
 weights, which is not doubly stochastic and shifts the mean; here every matrix is doubly stochastic.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -39,8 +38,6 @@ from fedaccord.core.plugin import PlugIn
 from fedaccord.core.topology import RoundInfo, ServerHalf, Step, server_step
 from fedaccord.core.vectors import Number, Vector, map_vectors, stack, to_device
 from fedaccord.plugins._topologies import check, components, mixing_matrix, restricted, spectral_gap
-
-log = logging.getLogger("flwr")
 
 TOPOLOGIES = ("ring", "grid", "torus", "exponential", "exponential-directed", "full", "random")
 ALL_TRAIN = "under gossip all nodes train in every round"

@@ -79,10 +79,10 @@ class Robust(PlugIn):
         expect(method, "optimizer-state", OWN_STATES, beside, why)
         why = ": a plain mean of the buffers, which one client can spoil"
         expect(method, "buffers", OWN_BUFFERS, beside, why)
-        if self.rule == "median" and any(plugin.is_sparse for plugin in in_use(method)):
+        if self.rule != "krum" and any(plugin.is_sparse for plugin in in_use(method)):
             raise ValueError(
-                "robust.rule: expected trimmed-mean or krum with sparse uploads, got 'median': "
-                "most clients send nothing of a coordinate, and it hardly moves"
+                f"robust.rule: expected krum with sparse uploads, got {self.rule!r}: most clients "
+                "send nothing of a coordinate, and it hardly moves"
             )
         expect(method, "weighting", ["uniform"], beside, ": it counts clients equally")
         return self

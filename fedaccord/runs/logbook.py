@@ -290,7 +290,7 @@ def check_budget(config: RunConfig, begun: Checkpoint, path: Path) -> None:
     guarantee, privacy = config.strategy.guarantee, privacy_of(begun.facts)
     if guarantee and privacy and config.num_server_rounds > begun.number:
         spent = _releases(path, privacy.releases)
-        check_left(guarantee, privacy._replace(releases=spent), OR_END)
+        check_left(guarantee, privacy._replace(releases=spent), config.num_clients, OR_END)
 
 
 def check_states(config: RunConfig, begun: Checkpoint) -> None:

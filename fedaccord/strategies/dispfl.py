@@ -16,7 +16,8 @@ take the neighbours' average. The gradient for regrowth is dense, at w_i, on the
 step.
 
 When to use: if every node needs a model for its own data, and bandwidth or memory is scarce. Look
-at personal-accuracy, which the paper reports; the mean of the nodes is not any node's model.
+at personal-accuracy, which the paper reports. The relay does not know a node's next mask: the model
+of the run, test metrics, consensus and drift are of x_i outside the mask too, which no node has.
 
 Where we differ: graphs are those of gossip.py; the released code draws ten in-neighbours. That code
 regrows at random; regrow=gradient is the paper's.
@@ -42,6 +43,7 @@ from fedaccord.core import (
     each_client,
     option,
 )
+from fedaccord.core.method_settings import expect
 from fedaccord.core.vectors import generator, to_device
 from fedaccord.plugins.gossip import Gossip, Network
 from fedaccord.plugins.relaxed_init import RelaxedInit
@@ -218,6 +220,8 @@ class DisPFL(DFedAvg):
                 f"gossip.steps: expected 1 with dispfl, got {steps}: it averages over "
                 "masks, not by a mixing matrix"
             )
+        why = ": its clients send masks, whose norms say nothing, and train a part of the model"
+        expect(self, "max-client-norm", [0], "with dispfl", why)
 
     def rule(self) -> LocalRule:
         return DisPFLClient(self.density, self.prune, self.regrow)

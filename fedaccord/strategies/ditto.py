@@ -21,24 +21,23 @@ relaxed-init.center = start v_i is pulled to the relaxed start, not to w^t.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
+import torch
 
 from fedaccord.core import (
-    GradientAt,
     LocalConfig,
     LocalResult,
     LocalRule,
     Model,
     Vector,
-    clip_,
     option,
 )
-from fedaccord.strategies._own_model import ClientState, OwnModelClient
+from fedaccord.strategies._own_model import ClientState, OwnModelClient, ends_at_v
 from fedaccord.strategies.fedavg import FedAvg
 
 
 class Buffers(NamedTuple):
     v: Vector  # (..., d), v_i during the steps
+    first: Vector  # (..., d), the first of a step's gradients
     pull: Vector  # (..., d), lr lam w^t
 
 
@@ -49,16 +48,11 @@ class DittoClient(OwnModelClient):
     def gradient_init(
         self, w: Vector, down: Model, state: ClientState, config: LocalConfig
     ) -> Buffers:
-        return Buffers(state.v.clone(), config.lr * self.lam * down.w)
+        return Buffers(state.v.clone(), torch.empty_like(state.v), config.lr * self.lam * down.w)
 
-    def gradient(
-        self, w: Vector, g: Vector, buffers: Buffers, at: GradientAt, config: LocalConfig
-    ) -> Tensor:
-        at(buffers.v)
-        clip_(g, config.clip_norm)
+    def step(self, g: Vector, g_v: Vector, buffers: Buffers, config: LocalConfig) -> None:
         shrink = 1 - config.lr * (self.lam + config.weight_decay)
-        buffers.v.mul_(shrink).add_(g, alpha=-config.lr).add_(buffers.pull)
-        return super().gradient(w, g, buffers, at, config)  # of w, as FedAvg's
+        buffers.v.mul_(shrink).add_(g_v, alpha=-config.lr).add_(buffers.pull)
 
     def remember(
         self, read: Model, down: Model, state: ClientState, result: LocalResult
@@ -76,4 +70,4 @@ class Ditto(FedAvg):
     )
 
     def rule(self) -> LocalRule:
-        return DittoClient(self.lam)
+        return DittoClient(ends_at_v(self.buffers, self.local_parameters), self.lam)

@@ -42,26 +42,23 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedaccord.core import (
     Direction,
-    GradientAt,
     LocalConfig,
     LocalResult,
     LocalRule,
     Model,
     Vector,
-    clip_,
     option,
 )
-from fedaccord.strategies._own_model import ClientState, OwnModelClient
+from fedaccord.strategies._own_model import ClientState, OwnModelClient, ends_at_v
 from fedaccord.strategies.fedavg import FedAvg
 
 
 class Buffers(NamedTuple):
     v: Vector  # (..., d), v_i during the steps
-    v_next: Vector  # (..., d), while the step of y still needs the old one
+    first: Vector  # (..., d), the first of a step's gradients
 
 
 @dataclass(frozen=True)
@@ -77,18 +74,10 @@ class FedDeperClient(OwnModelClient):
     ) -> Buffers:
         return Buffers(state.v.clone(), torch.empty_like(state.v))
 
-    def gradient(
-        self, w: Vector, g: Vector, buffers: Buffers, at: GradientAt, config: LocalConfig
-    ) -> Tensor:
-        v, v_next, lr = buffers.v, buffers.v_next, config.lr
-        at(v)
-        clip_(g, config.clip_norm)
-        torch.mul(v, 1 - lr * config.weight_decay, out=v_next).add_(g, alpha=-lr)
-        loss = at(w)
-        clip_(g, config.clip_norm)
+    def step(self, g: Vector, g_v: Vector, buffers: Buffers, config: LocalConfig) -> None:
+        v, lr = buffers.v, config.lr
         g.add_(v, alpha=self.rho / lr)  # rho v of the y line, with the old v
-        v.copy_(v_next)
-        return loss
+        v.mul_(1 - lr * config.weight_decay).add_(g_v, alpha=-lr)
 
     def remember(
         self, read: Model, down: Model, state: ClientState, result: LocalResult
@@ -105,4 +94,5 @@ class FedDeper(FedAvg):
     lam: float = option(0.5, "mixing rate of y into v", low=0.5, high=1)
 
     def rule(self) -> LocalRule:
-        return FedDeperClient(self.rho, self.lam)
+        own = ends_at_v(self.buffers, self.local_parameters)
+        return FedDeperClient(own, self.rho, self.lam)

@@ -1,6 +1,5 @@
 """The samples of each client."""
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,12 +41,6 @@ class Clients:
         if isinstance(self.parts, Parts):
             return self.parts.size(client)
         return len(self.y[client] if self.parts is None else self.parts[client])
-
-    def largest(self, number: int) -> list[int]:
-        """The clients with the most samples, the largest first."""
-        if isinstance(self.parts, Parts):  # by falling size
-            return [*range(len(self))[:number]]
-        return heapq.nlargest(number, range(len(self)), key=self.size)
 
     def samples(self, client: int) -> Samples:
         if self.parts is None:

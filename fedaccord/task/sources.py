@@ -198,7 +198,6 @@ class SourceClients:
 
     sources: Sequence[Source]
     parts: None = None
-    nbytes = 0  # of the samples in this process
 
     def __repr__(self) -> str:
         return f"{len(self)} clients with {self.total} samples"
@@ -221,9 +220,6 @@ class SourceClients:
     def labels(self, client: int) -> NDArray[Any] | None:
         """The client's classes, as `labels_of`."""
         return labels_of(self.sources[client])
-
-    def largest(self, number: int) -> list[int]:
-        return sorted(range(len(self)), key=lambda i: -self.size(i))[:number]
 
 
 class Random:

@@ -22,6 +22,7 @@ def of(*pairs: str) -> str | None:
         ("algo=fedprox fedprox.mu=0.5 sam.rho=0.1 seed=3 name=a", "algo=fedavg seed=3"),
         ("algo=fedavg relaxed-init.beta=0.05", "algo=fedavg"),
         ("algo=feddyn name=a", "algo=fedavg"),
+        ("algo=ditto keep-best=personal-accuracy seed=1", "algo=fedavg seed=1"),
         (
             "algo=scaffold sampling=bernoulli dp.epsilon=4 dp.clip=0.5",
             "algo=fedavg sampling=bernoulli dp.epsilon=4.0 dp.clip=0.5",

@@ -9,7 +9,7 @@ import torch
 
 from fedaccord.data.partition import partition, report
 from fedaccord.data.parts import Cut, Drawn
-from fedaccord.task import Clients, TaskConfig, load_task
+from fedaccord.task import TaskConfig, load_task
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), [40, *[100] * 8, 160]))
 MILLION = 1_000_000
@@ -28,11 +28,6 @@ def test_a_cut_equals_numpys_array_split(n: int, num_clients: int) -> None:
     assert [part.tolist() for part in parts] == [part.tolist() for part in expected]
     assert [parts.size(i) for i in range(num_clients)] == [len(part) for part in expected]
     assert parts.total == n
-    listed = Clients(torch.zeros(n), torch.zeros(n), expected)
-    for number in (1, 2, num_clients + 1):
-        assert Clients(torch.zeros(n), torch.zeros(n), parts).largest(number) == listed.largest(
-            number
-        )
     assert parts[-1].tolist() == expected[-1].tolist()
     assert [part.tolist() for part in parts[1:3]] == [part.tolist() for part in expected[1:3]]
     with pytest.raises(IndexError):

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord
 
 from fedaccord import simulate
 from fedaccord.engine import run_with
-from fedaccord.federation.device_profiles import lognormal
+from fedaccord.federation.device_profiles import lognormal, write
 from fedaccord.federation.fleet import DEVICES
 from fedaccord.federation.run import Run
 from fedaccord.plugins.broadcast import Broadcast
@@ -134,6 +134,21 @@ def test_what_does_not_fit_is_one_line(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("where", ["server", "client"])
+def test_private_sums_are_of_devices_that_are_always_available(where: str, tmp_path: Path) -> None:
+    """A slow client would decide who else takes part in the next round."""
+    path = tmp_path / "windows.csv"
+    devices = {i: {"ms_per_sample": 1, "up_kbps": 1e9, "down_kbps": 1e9} for i in range(6)}
+    write(path, {**devices, 5: {**devices[5], "active": "0-50", "period_s": 100}})
+    more: dict[str, Any] = {"rounds": 1, "device_profile": str(path), "sampling": "bernoulli"}
+    more |= {"dp.noise_multiplier": 1.0, "dp.where": where}
+    if where == "client":
+        assert len(history(**more).metrics) == 2
+        return
+    with pytest.raises(ValueError, match=r"^device-profile: .* always available with dp, got act"):
+        history(**more)
 
 
 def test_a_deployment_has_a_real_clock() -> None:

@@ -202,7 +202,7 @@ ONE_OF_EACH: dict[str, PlugIn] = {
     "dp": DP(noise_multiplier=0.0),
     "gossip": Gossip(topology="ring"),
     "relaxed-init": RelaxedInit(beta=0.1),
-    "robust": Robust(rule="trimmed-mean"),
+    "robust": Robust(rule="krum"),
     "sam": SAM(rho=0.1),
     "secure-sum": SecureSum(),
 }

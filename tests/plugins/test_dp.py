@@ -447,7 +447,7 @@ def test_the_log_has_no_number_of_a_client_that_was_dropped(
 
 ONE, ADAPTIVE = DP(noise_multiplier=1.0), DP(noise_multiplier=1.0, adaptive_clip=True)
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("fedexp", {}, "dp: expected none with FedExP, whose server step reads the norm of each"),
+    ("fedexp", {}, "FedExP does not support DP: its server rate is of the norms of single updates"),
     ("fednova", {}, "dp: expected none with FedNova, whose server step reads the number of steps"),
     ("fedcm", {"local_steps": 0}, r"number of steps of each client \(set local-steps\)"),
     ("fedinit", {"server": "updates"}, "reads the start of each client"),

@@ -170,10 +170,11 @@ def test_krum_is_the_model_of_a_client() -> None:
         ),
         *(
             (
-                {"compress.method": name},
-                "robust.rule: expected trimmed-mean or krum with sparse uploads, got 'median': ",
+                {"compress.method": name, "robust.rule": rule},
+                f"robust.rule: expected krum with sparse uploads, got '{rule}': ",
             )
             for name in ("topk", "randk")
+            for rule in ("median", "trimmed-mean")
         ),
         ({"robust.trim": 0.6}, "robust.trim: expected at least 0 and at most 0.5, got 0.6"),
         ({"robust.rule": "mean"}, "robust.rule: expected one of none, median, trimmed-mean, krum"),

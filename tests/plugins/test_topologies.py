@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from fedaccord.engine import History
 from fedaccord.federation.round import Round
-from fedaccord.plugins._topologies import check, components, restricted, spectral_gap
+from fedaccord.plugins._topologies import (
+    check,
+    circulant,
+    components,
+    period,
+    restricted,
+    spectral_gap,
+)
 from fedaccord.plugins.gossip import TOPOLOGIES, Gossip, GossipTopology
 from fedaccord.strategies import DFedAvg
 from tests import federation
@@ -105,6 +112,8 @@ def uneven(**change: float) -> list[list[float]]:
     return W
 
 
+RING_ALONE = (torch.eye(M).roll(1, 1) + torch.eye(M).roll(-1, 1)).div(2).tolist()
+THREE_OR_FIVE = (torch.eye(M).roll(3, 1) + torch.eye(M).roll(5, 1)).div(2).tolist()  # directed
 ONE_WAY = (torch.eye(M) * 0.5 + torch.eye(M)[[1, 2, 3, 0, 5, 6, 7, 4]] * 0.5).tolist()
 
 
@@ -122,6 +131,9 @@ ONE_WAY = (torch.eye(M) * 0.5 + torch.eye(M)[[1, 2, 3, 0, 5, 6, 7, 4]] * 0.5).to
         ({"matrix": uneven(c2=0.01, c3=-0.01)}, r"got column 2 with sum 1.01"),
         ({"matrix": (2 * torch.eye(M) - 1 / M).tolist()}, r"negative weights, got row 0"),
         ({"matrix": ONE_WAY}, r"connected graph, got 2 parts, one of them nodes \[4, 5, 6, 7\]"),
+        ({"matrix": RING_ALONE}, r"all models meet, got one whose power 2 has 2 parts"),
+        ({"matrix": THREE_OR_FIVE}, r"all models meet, got one whose power 2 has"),
+        ({"matrix": torch.eye(M).roll(1, 1).tolist()}, r"got one whose power 8 has 8 parts"),
         ({"matrix": [[1.0]]}, r"a row and a column for each of 8 nodes .* 1 x 1"),
         ({"weights": [[1.0]]}, r"got something else"),
         ([[0, 1]], r"got something else"),
@@ -133,6 +145,22 @@ def test_a_graph_from_a_file(content: Any, message: str, tmp_path: Path) -> None
     gossip = Gossip(topology="file", file=str(file))
     with pytest.raises(ValueError, match=message):
         GossipTopology(gossip, seed=0).facts(M)
+
+
+@pytest.mark.parametrize("hops", [(1, 2), (1, 4), (3, 6), (1, -1), (2, -2, 1), (1, 3, 5)])
+@pytest.mark.parametrize("m", [5, 6, 7, 8, 12])
+def test_the_period_of_a_graph(hops: tuple[int, ...], m: int) -> None:
+    """With 1 some power has no zero; else the power of that number is the first with parts."""
+    W = circulant(m, hops).double()
+    W /= W.sum(1)
+    if len(components(W)) > 1:
+        return
+    number = period(W)
+    if number == 1:
+        assert (torch.linalg.matrix_power(W, m * m) > 0).all()
+    else:
+        parts = [len(components(torch.linalg.matrix_power(W, k))) for k in range(1, number + 1)]
+        assert parts[-1] == number > max(parts[:-1])
 
 
 def test_files_that_fit(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Secure sums with differential privacy: clients clip what they round, the server adds noise."""
 
+import math
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ from fedaccord.core.cohort import Decoded
 from fedaccord.core.privacy import seeded
 from fedaccord.core.rule import LocalConfig
 from fedaccord.federation import budget
+from fedaccord.federation.accounting import Accountant, share_of_sums
 from fedaccord.plugins.dp import DP
 from fedaccord.plugins.secure_sum import SecureSum
 from fedaccord.strategies import METHODS
@@ -95,6 +98,25 @@ def test_a_round_without_a_sum_fails_and_its_noise_counts(monkeypatch: pytest.Mo
     assert not torch.equal(history.weights[1], history.weights[0])
     assert torch.equal(history.weights[2], history.weights[1])
     assert (history.state.failed, history.state.privacy.releases) == (1, 2)
+
+
+@pytest.mark.parametrize("q", [0.05, 0.3, 1.0])
+def test_epsilon_knows_that_a_round_with_a_sum_has_three_clients(q: float) -> None:
+    """Counted over all draws of six clients: client 0 is in more of those with a sum."""
+    draws = [draw for draw in product((0, 1), repeat=C) if sum(draw) >= 3]
+    chances = [math.prod(q if it else 1 - q for it in draw) for draw in draws]
+    own = sum(chance for chance, draw in zip(chances, draws, strict=True) if draw[0])
+    share = own / sum(chances)
+    assert share_of_sums(q, C, 3) == pytest.approx(share, rel=1e-12)
+    assert share_of_sums(q, C, 0) == q
+    plugins = [DP(clip=CLIP, noise_multiplier=2.0), SecureSum()]
+    steps: dict[str, Any] = {"sampling": "bernoulli", "fraction_train": q, "local_steps": 1}
+    guarantee = METHODS["fedavg"](**steps, plugins=plugins).guarantee
+    first = budget.first_of(guarantee, q, 2, C)
+    assert budget.accountant(guarantee, first, C) == (2.0, pytest.approx(share), guarantee.delta)
+    computed = guarantee._replace(multiplier=-1.0, epsilon=3.0)
+    z = budget.first_of(computed, q, 2, C).multiplier
+    assert Accountant(z, share, guarantee.delta).epsilon(2) == pytest.approx(3.0, rel=1e-2)
 
 
 def test_rounding_that_cannot_stay_within_the_clip_is_one_line_before_round_1() -> None:

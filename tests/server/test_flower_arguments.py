@@ -186,6 +186,11 @@ def test_the_line_is_of_the_methods_own_steps(algo: str, part: str) -> None:
     assert part in METHODS[algo](fraction_train=1.0).local_training()
 
 
+def test_the_line_says_who_trains() -> None:
+    assert METHODS["fedavg"](fraction_train=0.25).local_training().startswith("0.25 of the clients")
+    assert METHODS["dfedavg"](fraction_train=0.25).local_training().startswith("all clients, 5")
+
+
 def test_every_strategy_accepts_what_flowers_fedavg_accepts() -> None:
     names = {*inspect.signature(flowers.FedAvg).parameters}
     for kind in METHODS.values():

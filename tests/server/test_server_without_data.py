@@ -29,6 +29,8 @@ SETTINGS: dict[str, Any] = {
     **{"num-server-rounds": 2, "wait-timeout": 3.0, "num-clients": 3},
 }
 
+SOON = {"wait-timeout": 0.2}  # all nodes have replied at once
+
 
 def site(file: Path, features: int = 3, classes: int = 2, samples: int = 10) -> Path:
     rng, y = np.random.default_rng(samples), np.arange(samples) % classes
@@ -85,7 +87,7 @@ def test_a_site_with_another_number_of_features_is_left_out(
 ) -> None:
     files[2] = site(tmp_path / "2.npz", features=5)
     with pytest.raises(FederationError) as refusal:
-        federate(tmp_path, files, name="x")
+        federate(tmp_path, files, name="x", **SOON)
     line = "expected samples of shape (3,), got (5,), for another model (expected shared tensor "
     assert line in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -97,7 +99,7 @@ def test_a_site_whose_labels_are_floats_is_left_out(tmp_path: Path, files: list[
         floats = {k: v.astype(np.float32) if k[0] == "y" else v for k, v in arrays.items()}
     np.savez(files[2], **floats)
     with pytest.raises(FederationError) as refusal:
-        federate(tmp_path, files, name="x")
+        federate(tmp_path, files, name="x", **SOON)
     line = "expected targets that are classes, got numbers to predict: labels of classes are int"
     assert line in str(refusal.value)
 
@@ -139,7 +141,7 @@ def test_sites_whose_labels_mean_other_classes_are_left_out(
         with np.load(file) as arrays:
             np.savez(file, **arrays, classes=np.array(names))
     with pytest.raises(FederationError) as refusal:
-        federate(tmp_path, files, name="x")
+        federate(tmp_path, files, name="x", **SOON)
     line = "expected the classes ['0', '1'] in this order, got ['0', '2']"
     assert line in str(refusal.value)
 

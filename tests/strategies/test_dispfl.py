@@ -184,3 +184,5 @@ def test_what_a_node_sends_as_its_mask_is_bounded(value: float) -> None:
 def test_several_gossip_steps_are_refused() -> None:
     with pytest.raises(ValueError, match="expected 1 with dispfl, got 2"):
         S.DisPFL(plugins=(Gossip(steps=2),))
+    with pytest.raises(ValueError, match="max-client-norm: expected 0 with dispfl, got 20: its"):
+        S.DisPFL(max_client_norm=20.0)

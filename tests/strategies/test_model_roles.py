@@ -208,6 +208,31 @@ def test_dittos_w_is_that_of_fedavg_to_the_bit(module: Any) -> None:
         assert one.model["1.num_batches_tracked"] == T * K
 
 
+@pytest.mark.parametrize("head", ["", "3.*"])
+@pytest.mark.parametrize(("name", "own"), [("ditto", {"lam": 0.0}), ("feddeper", {"rho": 0.0})])
+def test_what_stays_at_a_client_belongs_to_its_own_model(
+    name: str, own: dict[str, float], head: str
+) -> None:
+    """Without a pull v_i is trained as the w_i of `local`, in FedDeper until the first round ends:
+    from its own statistics and head."""
+    torch.manual_seed(0)
+    layers = nn.Linear(D, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)
+    model, stays = nn.Sequential(*layers).double(), {"buffers": "local", "local_parameters": head}
+    alone, history = (
+        run(method, model, half_square, **stays, **more)
+        for method, more in (("local", {}), (name, own))
+    )
+    visits = [sum(i in cohort for cohort in SOME) for i in range(C)]
+    compared = [i for i in range(C) if visits[i] == 1 or (visits[i] and name == "ditto")]
+    assert compared
+    for i in compared:
+        np.testing.assert_allclose(
+            history.clients[i].local, alone.clients[i].local, rtol=0, atol=1e-12
+        )
+        if name == "ditto":
+            assert torch.equal(history.clients[i].base.v, alone.clients[i].base.w)
+
+
 def test_an_averaged_counter_is_that_of_the_evaluated_model() -> None:
     """Of 1, 3 and 7 batches: 11 / 3 is rounded, and not cut."""
     clients = [(torch.randn(n, D), torch.randn(n, 1)) for n in (4, 12, 28)]
