@@ -106,13 +106,11 @@ def memory_of(context: Context, federation: str) -> Store:
     """The store of the client's memory: below ``state-dir``, or in the Context.
 
     A device sets it in its node config, simulated clients in the run configuration.
-    Raises ValueError, in one line, if the path is not absolute or ``state-days`` is wrong.
+    Raises ValueError, in one line, if ``state-days`` is wrong.
     """
     folder = _state_dir(context)
     if not folder:
         return ContextStore(context)
-    if not Path(folder).is_absolute():
-        raise ValueError(f"{STATE_DIR}: expected an absolute path, got {folder!r}")
     return DiskStore(Path(folder), federation, node_limits.state_days(context.node_config))
 
 

@@ -327,7 +327,9 @@ def _check_model(
     yield ok("model", words)
     # with batch-size=0 a client is one batch
     batch = settings.strategy.batch_size or facts.samples // settings.num_clients
-    used = threads.choose(settings.threads, lambda: batch * multiplications(module, inputs))
+    used = threads.choose(
+        settings.threads, lambda: batch * multiplications(model, inputs), settings.workers
+    )
     yield ok("threads", str(used))
     return model
 

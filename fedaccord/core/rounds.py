@@ -364,7 +364,7 @@ def server_round(
     return ServerRound(state, ups, cohort, step.metrics)
 
 
-def failed_round(s: RoundState, has_cohort: bool = True) -> RoundState:
+def failed_round(s: RoundState, has_cohort: bool) -> RoundState:
     """The state after a round that does not count: the model stays, and if there was a cohort, the
     noise was drawn."""
     spent = s.privacy.spent() if s.privacy and has_cohort else s.privacy

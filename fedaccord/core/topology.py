@@ -16,7 +16,6 @@ class ServerHalf(Protocol):
 
     # properties of the server step
     linear: ClassVar[bool]  # mixed steps are a step of mixed nodes
-    takes_weights: ClassVar[bool]  # with weighting=examples its fixed point is weighted too
     reads_anchors: ClassVar[bool]  # `aggregate` reads cohort.anchor
     has_duals: ClassVar[bool]  # clients sum up their w_{i,K} - anchor over the rounds
     fixed_anchor: ClassVar[str]  # why relaxed initialisation cannot move w^t as the anchor

@@ -78,11 +78,12 @@ def processes(wanted: int) -> int:
     return wanted or (1 if torch.cuda.is_available() else cores())
 
 
-def choose(wanted: int, multiplications: Callable[[], int]) -> Threads:
+def choose(wanted: int, multiplications: Callable[[], int], workers: int = 0) -> Threads:
     """``wanted`` threads, or for 0 one for each `MULTIPLICATIONS_PER_THREAD` of a batch, up to the
     cores.
 
-    multiplications: counts those of a batch, as in `task/multiplications.py`; called only for 0.
+    multiplications: counts those of a batch, as in `task/multiplications.py`; called only for 0
+    without ``workers``, which have one each.
     Raises ValueError as `check`.
     """
     import torch
@@ -90,6 +91,8 @@ def choose(wanted: int, multiplications: Callable[[], int]) -> Threads:
     check(wanted)
     if wanted:
         return Threads(wanted, "as set")
+    if workers:
+        return Threads(1, f"for each of {workers} workers")
     work = multiplications()
     if work < 2 * MULTIPLICATIONS_PER_THREAD:
         return Threads(1, f"the model is small ({work:,} multiplications a batch)")

@@ -1,4 +1,4 @@
-"""Run directories: written and read only here."""
+"""Run directories: their files, checkpoints, and the meaning of their columns."""
 
 from fedaccord.runs.directory import COMPLETED as COMPLETED
 from fedaccord.runs.directory import RUNNING as RUNNING

@@ -32,7 +32,7 @@ from fedaccord.task.layers import is_plain
 log = logging.getLogger("flwr")
 
 Work = Callable[[], None]  # reads and writes only buffers
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]  # (predictions, targets) -> scalar
 
 MAX_SHAPES = 16  # shapes of a model that are recorded
 BRANCHES = 16  # clients whose kernels may run in parallel

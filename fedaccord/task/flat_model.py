@@ -252,10 +252,9 @@ class FlatModel:
         stack = vector.shape[:-1]
         return [p.view((*stack, *shape)) for p, shape in zip(pieces, self.shapes, strict=True)]
 
-    def state_dict(self, vector: Tensor | None = None) -> dict[str, Tensor]:
-        """``vector`` (default: the current w) under the names of the shared parameters."""
-        views = self.views(self.w if vector is None else vector)
-        return dict(zip(self.names, views, strict=True))
+    def state_dict(self) -> dict[str, Tensor]:
+        """The current w under the names of the shared parameters."""
+        return dict(zip(self.names, self.views(self.w), strict=True))
 
     @property
     def layout(self) -> ModelLayout:

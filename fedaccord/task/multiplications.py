@@ -11,8 +11,6 @@ from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.generators import random_numbers
 from fedaccord.task.task import Task
 
-Model = nn.Module | FlatModel
-
 
 class Training(Protocol):
     """The settings of a strategy on which the work of a batch depends."""
@@ -27,36 +25,25 @@ class Training(Protocol):
 
 
 def threads_of_task(wanted: int, task: Task, training: Training, workers: int = 0) -> Threads:
-    """The threads of a run of ``training`` on ``task``; see `choose`. Workers have one each."""
-    if workers and not wanted:
-        return Threads(1, f"for each of {workers} workers")
-    model, inputs, number = _batch(task, training)
-    return choose(wanted, lambda: number * multiplications(model, inputs))
+    """The threads of a run of ``training`` on ``task``; see `choose`."""
+    return choose(wanted, lambda: batch_multiplications(task, training), workers)
 
 
 def batch_multiplications(task: Task, training: Training) -> int:
-    """Multiplications of the forward pass of a batch."""
-    model, inputs, number = _batch(task, training)
-    return number * multiplications(model, inputs)
-
-
-def _batch(task: Task, training: Training) -> tuple[FlatModel, Any, int]:
-    """The model, the inputs of one sample, and how many a batch has: those of a mean client if a
-    batch is the whole client. A function's first batch counts as one."""
+    """Multiplications of the forward pass of a batch: of a mean client's samples if a batch is the
+    whole client. A function's first batch counts as one sample."""
     whole = task.clients.total // len(task.clients)
     model = task.model(training.model_settings)
     number = 1 if task.function_of(0) else training.batch_size or whole
-    return model, task.example(1, model.w.dtype)[0], number
+    return number * multiplications(model, task.example(1, model.w.dtype)[0])
 
 
-def multiplications(model: Model, inputs: Any) -> int:
+def multiplications(model: FlatModel, inputs: Any) -> int:
     """Multiplications in linear layers and convolutions; one per parameter of other layers.
 
     inputs: of one or more samples, (n, ...), for the module.
     """
-    module = model if isinstance(model, nn.Module) else model.module
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    own = None if isinstance(model, nn.Module) else model.forward
+    module, own, device = model.module, model.forward, model.w.device
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     layers = [layer for layer in module.modules() if isinstance(layer, kinds)]
     others = [layer for layer in module.modules() if not isinstance(layer, kinds)]

@@ -17,6 +17,7 @@ from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector, clip_
 from fedaccord.data.seeding import ALONE
 from fedaccord.task.batches import PAIRS, Batch, BatchFormat, numel
+from fedaccord.task.cuda_graphs import Loss as Loss
 from fedaccord.task.cuda_graphs import graphs_of
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.generators import (
@@ -30,7 +31,6 @@ from fedaccord.task.generators import (
 from fedaccord.task.layers import Layers, layers_of
 
 Pair = tuple[Any, Tensor]  # inputs, targets
-Loss = Callable[[Tensor, Tensor], Tensor]  # (predictions, targets) -> scalar
 AHEAD = 2**18  # values of the inputs that are cut ahead of the steps, within the caches
 
 

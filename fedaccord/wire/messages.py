@@ -2,9 +2,10 @@
 
 A training message carries ``DOWN`` (the method's broadcast), ``CONFIG`` (see instruction.py)
 and, with a client's first one, perhaps ``INITIAL`` (w^0); its reply carries ``UP`` and ``METRICS``.
+Both carry ``BUFFERS`` if the server averages them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any, NamedTuple
 
@@ -44,8 +45,8 @@ def like(instruction: TrainInstruction) -> Vector:
     return torch.empty(d, dtype=dtype_of(instruction.precision), device="meta")
 
 
-def write_requests(requests: Iterable[TrainRequest]) -> list[RecordDict]:
-    """A message's content for each request; vectors for several clients are packed once."""
+def _packer() -> Callable[..., ArrayRecord]:
+    """Packs vectors, rounded or not: the same ones once."""
     packed = dict[tuple[Any, ...], ArrayRecord]()
 
     def record(vectors: Any, rounding: Rounding | None = None) -> ArrayRecord:
@@ -54,7 +55,12 @@ def write_requests(requests: Iterable[TrainRequest]) -> list[RecordDict]:
             packed[key] = records.pack(vectors if rounding is None else rounding.pack(vectors))
         return packed[key]
 
-    contents = []
+    return record
+
+
+def write_requests(requests: Iterable[TrainRequest]) -> list[RecordDict]:
+    """A message's content for each request; vectors for several clients are packed once."""
+    record, contents = _packer(), []
     for request in [*requests]:  # keeps the vectors alive: their ids identify them
         instruction = request.instruction
         content = RecordDict({DOWN: record(request.down, instruction.half.rounding)})
@@ -93,19 +99,15 @@ def read_request(message: Message) -> TrainRequest:
 
 def write_evaluate_requests(requests: Iterable[EvaluateRequest]) -> list[RecordDict]:
     """A message's content for each request; vectors for several clients are packed once."""
-    packed = dict[int, ArrayRecord]()
-    contents = []
-    for request in requests:
+    record, contents = _packer(), []
+    for request in [*requests]:  # keeps the vectors alive
         config = write_instruction(request.instruction)
         config[OWN_ONLY] = request.own_only
         content = RecordDict({CONFIG: config})
-        vectors: dict[str, Any] = {} if request.w is None else {DOWN: Model(request.w)}
+        if request.w is not None:
+            content[DOWN] = record(Model(request.w))
         if request.buffers is not None:
-            vectors[BUFFERS] = Buffers(request.buffers)
-        for name, (vector,) in vectors.items():
-            if id(vector) not in packed:
-                packed[id(vector)] = records.pack(vectors[name])
-            content[name] = packed[id(vector)]
+            content[BUFFERS] = record(Buffers(request.buffers))
         contents.append(content)
     return contents
 

@@ -45,6 +45,11 @@ def test_the_default_settings_pass(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())  # nothing was decoded or written
 
 
+def test_threads_are_those_of_the_run(tmp_path: Path) -> None:
+    _, lines = doctor("model=linear", "workers=2", "batch-size=1000000", f"out-dir={tmp_path}")
+    assert lines["threads"] == "ok 1 thread: for each of 2 workers"
+
+
 def test_the_facts_of_digits_are_those_of_the_data() -> None:
     data = datasets.load("digits")
     facts = datasets.DATASETS["digits"].facts

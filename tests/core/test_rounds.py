@@ -111,12 +111,12 @@ def test_a_strategy_holds_nothing_of_a_round_outside_its_state(kind: Any) -> Non
 def test_a_failed_round_keeps_everything_but_the_round() -> None:
     method = METHODS["scaffold"]()
     s = first_state(method, torch.ones(D), CLIENTS)
-    later = failed_round(failed_round(s))
+    later = failed_round(failed_round(s, True), False)
     assert later == s._replace(t=2, failed=2)
     assert isinstance(later, RoundState)
     spent = Privacy(releases=3, multiplier=1.0, clip=1.0, share=0.5, adaptive=False)
     private = s._replace(privacy=spent)
-    assert failed_round(private).privacy == spent.spent()  # its noise was drawn
+    assert failed_round(private, has_cohort=True).privacy == spent.spent()  # its noise was drawn
     assert failed_round(private, has_cohort=False).privacy == spent
 
 
@@ -164,7 +164,7 @@ def test_where_the_server_sums_up_what_clients_keep_all_begin_anew(name: str) ->
 def test_the_accepted_round_of_a_client_is_that_of_its_last_reply() -> None:
     method = METHODS["fedavg"]()
     half = method.client_half()
-    s = failed_round(first_state(method, torch.zeros(D), CLIENTS))
+    s = failed_round(first_state(method, torch.zeros(D), CLIENTS), has_cohort=True)
     s = server_round(method, half, s, [Reply(1, half.rule.sends(torch.ones(D)), 1, 1)]).state
     assert [s.client(i).last_round for i in range(CLIENTS)] == [-1, 1, -1]
     assert s.client(1).round == 2

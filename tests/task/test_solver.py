@@ -74,7 +74,7 @@ class Reference:
 
     def loss(self, w: Tensor, batch: Batch) -> Tensor:
         x, y = batch
-        pieces = self.model.state_dict(w)
+        pieces = dict(zip(self.model.names, self.model.views(w), strict=True))
         return F.cross_entropy(functional_call(self.model.module, pieces, (x,)), y)
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:

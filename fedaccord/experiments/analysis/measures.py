@@ -30,16 +30,15 @@ from fedaccord.task.evaluation import evaluate
 from fedaccord.task.solver import tf32_as
 
 FILE = "measures.json"  # in a run directory, if it was measured with others
+TOLERANCE = 1e-3  # residual at which power iteration ends
+STEPS = 200  # of power iteration, at most
+GRID, SPAN = 21, 1.0  # of the landscape: points of an axis, and half its width in filters' lengths
 
 
 class MeasureOptions(NamedTuple):
     samples: int = 2000  # training samples of curvature and landscape; 0: all
     probes: int = 20  # random vectors of the trace
     radius: float = 0.05  # L2, of sharpness
-    tol: float = 1e-3  # residual at which power iteration ends
-    steps: int = 200  # of power iteration, at most
-    grid: int = 21  # points of an axis of the landscape
-    span: float = 1.0  # half its width, in lengths of the filters
 
 
 class Measure(NamedTuple):
@@ -224,10 +223,10 @@ def shape(saved: Saved, options: MeasureOptions) -> Iterator[Measure]:
     """Curvature and sharpness of the training loss."""
     surface, w, generator = saved.surface(options), saved.w, saved.generator()
     product = surface.product(w)
-    top = curvature.top_eigenvalue(product, generator, w, options.tol, options.steps)
+    top = curvature.top_eigenvalue(product, generator, w, TOLERANCE, STEPS)
     of = f"of the loss on {surface.num_samples} training samples"
     note = f"{of}; residual {top.residual:.1e} after {top.steps} products"
-    yield Measure("hessian-top-eigenvalue", top.value, note, top.residual <= options.tol)
+    yield Measure("hessian-top-eigenvalue", top.value, note, top.residual <= TOLERANCE)
     trace = curvature.trace(product, curvature.signs(options.probes, generator, w))
     note = f"{of}; standard error {trace.error:.2g} of {trace.probes} probes"
     yield Measure("hessian-trace", trace.mean, note)
@@ -246,6 +245,6 @@ def landscape(saved: Saved, options: MeasureOptions) -> Landscape:
     """The landscape in filter-normalised directions."""
     surface, generator = saved.surface(options), saved.generator()
     one, two = (curvature.filter_normalised(surface.model, saved.w, generator) for _ in range(2))
-    at = torch.linspace(-options.span, options.span, options.grid, dtype=torch.float64).tolist()
+    at = torch.linspace(-SPAN, SPAN, GRID, dtype=torch.float64).tolist()
     with tf32_as("float32", saved.w.device):
         return Landscape(at, curvature.landscape(surface, saved.w, one, two, at))

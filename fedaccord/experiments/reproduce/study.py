@@ -127,17 +127,12 @@ class Study:
         if not self.table.is_run:
             return []
         named = self.at(folder)
+        configurations = [named.configuration(cell) for cell in self.cells]
         return [
-            CellRun(cell, seed, named._job(folder, cell, seed))
+            CellRun(cell, seed, Job.of(folder, configuration, seed, named.rounds_of(cell)))
             for seed in self.seeds
-            for cell in self.cells
+            for cell, configuration in zip(self.cells, configurations, strict=True)
         ]
-
-    def _job(self, folder: Path, cell: Cell, seed: int) -> Job:
-        configuration = self.configuration(cell)
-        own = {"seed": seed, "num-server-rounds": self.rounds_of(cell)}
-        name, settings = f"{configuration.name}-seed{seed}", configuration.settings | own
-        return Job(str(folder), name, settings, code=configuration.code)
 
     def perform(self, folder: Path, options: SweepOptions, on_done: OnDone) -> None:
         """Run the missing runs. Raises ValueError if another process runs the study, and if a run

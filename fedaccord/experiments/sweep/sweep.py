@@ -206,11 +206,7 @@ class Sweep:
             self.on_step(Step(job, row, job.rounds - before, is_earlier))
 
     def _job(self, ask: Ask, seed: int) -> Job:
-        configuration, rounds = ask
-        settings = configuration.settings | {"seed": seed, "num-server-rounds": rounds}
-        name = configuration.run_name(seed)
-        metric = self.plan.options.metric
-        return Job(str(self.folder), name, settings, metric, configuration.code)
+        return Job.of(self.folder, ask.configuration, seed, ask.rounds, self.plan.options.metric)
 
     def _score(self, ask: Ask) -> float:
         rows = [self.trials[ask.configuration.name, seed].row for seed in self.plan.seeds]

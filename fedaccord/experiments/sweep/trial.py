@@ -52,6 +52,13 @@ class Job(NamedTuple):
     metric: str = ""  # that ranks it
     code: dict[str, str] | None = None  # of functions, by key, as of `Configuration.code`
 
+    @classmethod
+    def of(
+        cls, folder: Path, configuration: Configuration, seed: int, rounds: int, metric: str = ""
+    ) -> "Job":
+        settings = configuration.settings | {"seed": seed, "num-server-rounds": rounds}
+        return cls(str(folder), configuration.run_name(seed), settings, metric, configuration.code)
+
     @property
     def path(self) -> Path:
         return Path(self.folder) / "runs" / self.name
