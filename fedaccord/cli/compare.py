@@ -136,7 +136,7 @@ def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]", metric
             "the settings of the tests, and tests of earlier choices; table.csv has the trials"
         )
     from fedaccord.experiments.analysis.groups import several_contents
-    from fedaccord.runs.metrics import is_loss
+    from fedaccord.runs.metrics import WINDOW, is_loss
 
     sets = [*dict.fromkeys(str(group.settings.get("dataset")) for group in compared)]
     if len(sets) > 1:
@@ -150,6 +150,12 @@ def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]", metric
     losses = sorted({str(run.used.get("loss", run.settings.get("loss"))) for run in every_run})
     if len(losses) > 1 and is_loss(metric):
         warn(f"{metric}: runs with different losses ({', '.join(losses)}) are ranked together")
+    steps = sorted({int(run.settings.get("eval-every", 1)) for run in every_run})
+    if len(steps) > 1:
+        warn(
+            f"runs with eval-every={', '.join(map(str, steps))} are ranked together: the last "
+            f"{WINDOW} evaluations of one are more rounds than those of another; rank by --at"
+        )
     if rows := rows_of_untrained_parts(compared, metric):
         warn(
             f"{rows}: {metric} is of a model with the local parts from before round 1; "

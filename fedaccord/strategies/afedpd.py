@@ -19,7 +19,7 @@ any participation, and absent clients' duals do not become stale. It costs a sec
 after an absence, a vector on each client, and on the server a vector for each of those last-seen
 rounds, on disk if there are many. On convex problems with exact gradients it is no faster than
 FedDyn. The gain is claimed for networks and noisy gradients: on Fashion-MNIST with 10 of 100
-clients a round it is 0.8 to 2.2 points above FedDyn at Dirichlet 0.1 if both are tuned, 1.9 to 3.6
+clients a round it is 0.8 to 2.2 points above FedDyn at Dirichlet 0.1 if both are tuned, 1.3 to 3.6
 with the defaults of both, and within half a point of it at 0.6. That compares w_bar with the model
 that FedDyn sends; between the models that both send there is no gain there. The sent model,
 2 w_bar^t - w_bar^{t-1}, amplifies the noise of a small cohort: with 2 of 100 the default is 20

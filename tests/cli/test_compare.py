@@ -276,6 +276,14 @@ def test_runs_are_ranked_by_a_metric_of_choice(tmp_path: Path) -> None:
     assert line.endswith("for which it is unknown whether larger is better\n")
 
 
+def test_runs_that_evaluate_in_other_rounds_are_ranked_with_a_warning(tmp_path: Path) -> None:
+    for every in (1, 3):
+        write(tmp_path / str(every), [0.1, None, None, 0.5], eval_every=every, seed=every)
+    text = " ".join(success(invoke("compare", tmp_path)).stderr.split())
+    assert "runs with eval-every=1, 3 are ranked together: the last 10 evaluations of one" in text
+    assert not success(invoke("compare", tmp_path / "1")).stderr
+
+
 def test_runs_of_different_losses_are_ranked_by_a_loss_with_a_warning(tmp_path: Path) -> None:
     def warnings(*names: str) -> str:
         folders = [tmp_path / name for name in names]

@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedaccord.experiments.analysis.costs import COSTS, smoothed
 from fedaccord.experiments.analysis.groups import Group, tested
-from fedaccord.experiments.analysis.ranking import completed, costs_of, has, main_metric, measured
+from fedaccord.experiments.analysis.ranking import costs_of, has, main_metric, measured
 from fedaccord.runs.metrics import EVALUATED, METRIC, column_of, is_share, own
 from fedaccord.storage.files import replace
 
@@ -75,7 +75,7 @@ def curves(group: Group, metrics: Iterable[str]) -> pd.DataFrame:
     several runs also "low" and "high", smooth minus and plus the standard deviation (NaN in rounds
     of a single run)."""
     each = []
-    for table in completed(group) or measured(group) or group.tables:
+    for table in measured(group) or group.tables:
         lines = {cost: table[cost] for cost in COSTS}
         for metric in metrics:
             raw = table[metric].dropna() if metric in table else pd.Series(dtype=float)

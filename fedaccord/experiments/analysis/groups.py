@@ -103,11 +103,11 @@ def _complete(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str
 
 def _once_a_seed(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[StoredRun]]:
     """(the run with the most progress for each seed, the other runs); completed runs first, of
-    equal ones that with the most metrics."""
+    equal ones that with the most evaluations and metrics."""
 
     def progress(run: StoredRun) -> tuple[bool, int, int]:
-        rounds, columns = run.metrics.shape
-        return run.summary["status"] == COMPLETED, rounds, columns
+        numbers = int(run.metrics.notna().to_numpy().sum())
+        return run.summary["status"] == COMPLETED, len(run.metrics), numbers
 
     by_seed: dict[Any, StoredRun] = {}
     for run in sorted(runs, key=progress, reverse=True):

@@ -35,13 +35,10 @@ class Spread(NamedTuple):
 
 
 def measured(group: Group) -> list[pd.DataFrame]:
-    """The tables of its runs, without those that failed: their numbers are not of the method."""
-    return _tables(group, lambda status: status != FAILED)
-
-
-def completed(group: Group) -> list[pd.DataFrame]:
-    """The tables of its completed runs."""
-    return _tables(group, lambda status: status == COMPLETED)
+    """The tables of its completed runs; if there are none, of those that did not fail: only their
+    numbers are not of the method."""
+    complete = _tables(group, lambda status: status == COMPLETED)
+    return complete or _tables(group, lambda status: status != FAILED)
 
 
 def _tables(group: Group, counts: Callable[[str], bool]) -> list[pd.DataFrame]:
@@ -50,7 +47,7 @@ def _tables(group: Group, counts: Callable[[str], bool]) -> list[pd.DataFrame]:
 
 
 def final(group: Group, metric: str) -> Spread:
-    """The mean of the last ten evaluations, over the runs that did not fail."""
+    """The mean of the last ten evaluations, over the measured runs."""
     ends = [evaluated(table, metric)[metric].tail(WINDOW).mean() for table in measured(group)]
     return Spread.of([float(end) for end in ends], is_share(metric))
 

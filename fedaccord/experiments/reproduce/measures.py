@@ -1,5 +1,6 @@
 """The papers' measures besides accuracy, and ours: of a run, as ratios, or of a method."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,7 +66,11 @@ def of_method(settings: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[
 
 
 def ratio(name: str, own: pd.DataFrame, fedavg: pd.DataFrame) -> float:
-    """The ratio of the means over the seeds of two cells' results; NaN if a seed has no value."""
+    """The ratio of the means over the seeds of two cells' results; NaN if a seed has no value, or
+    their seeds, or for seconds their devices, differ."""
     _, measure, is_speed = RATIOS[name]
+    alike = ["seed", "device"] if measure.startswith("seconds") else ["seed"]
+    if any({*own[column]} != {*fedavg[column]} for column in alike):
+        return math.nan
     one, other = (float(cell[measure].mean(skipna=False)) for cell in (own, fedavg))
     return other / one if is_speed else one / other

@@ -42,7 +42,8 @@ each of one batch, and `hours` are of one run; the hours depend on the machine a
 `best - paper` is given only if all rounds were run, and is bold if it is more than two standard
 deviations: runs with fewer rounds cannot be compared with the paper's number. Costs are counted up
 to the first evaluation at a target: if the paper has none, the accuracy of its FedAvg. They are
-means over the seeds that reached it, "1 of 3" if not all did; speeds need all seeds of both cells.
+means over the seeds that reached it, "1 of 3" if not all did; speeds need all of them, the same
+seeds of both cells, and in seconds the same device.
 """
 END = "Written by `fedaccord reproduce`; every run is a row of [{csv}]({csv}).\n"
 
@@ -129,10 +130,12 @@ def measures_of(table: Table, results: pd.DataFrame | None = None) -> list[list[
 
 
 def _as_printed(cell: Cell, results: pd.DataFrame) -> pd.DataFrame:
-    """The completed runs of a cell, without changed settings, that have the most rounds."""
+    """The runs of a cell, without changed settings, that have the most rounds of the completed
+    ones; one that failed has no measures."""
     own = results[(results["cell"] == cell.name) & (results["changed"] == "")]
-    own = own[own["status"] == COMPLETED]
-    longest: pd.DataFrame = own[own["rounds"] == own["rounds"].max()]
+    complete = own["status"] == COMPLETED
+    own = own.assign(**{name: own[name].where(complete) for name in OF_RUN})
+    longest: pd.DataFrame = own[own["rounds"] == own["rounds"][complete].max()]
     return longest
 
 

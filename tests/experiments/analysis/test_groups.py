@@ -222,6 +222,34 @@ def test_of_several_runs_of_a_seed_the_one_with_the_most_progress_counts(tmp_pat
     assert [run.path for run in group.repeats] == [short.resolve()]
 
 
+def test_of_equally_long_runs_of_a_seed_the_one_with_more_evaluations_counts(
+    tmp_path: Path,
+) -> None:
+    every_third = write(tmp_path / "a", [0.1, None, None, 0.7], eval_every=3)
+    each = write(tmp_path / "b", [0.1, 0.3, 0.5, 0.7])
+    (group,) = groups(tmp_path)
+    assert [run.path for run in group.runs] == [each.resolve()]
+    assert [run.path for run in group.repeats] == [every_third.resolve()]
+
+
+def test_an_interrupted_run_does_not_count_beside_completed_ones(tmp_path: Path) -> None:
+    paths = [write(tmp_path, [0.1, *[0.5 + 0.1 * seed] * 12], seed=seed) for seed in range(2)]
+    (group,) = groups(tmp_path)
+    before = summary([group])
+    cut = write(tmp_path, [0.1, 0.2], seed=2)
+    for path in (cut, *paths):
+        file = path / "summary.json"
+        file.write_text(file.read_text().replace('"completed"', '"interrupted"'))
+        (group,) = groups(tmp_path)
+        after = summary([group])
+        if path == cut:
+            assert after.target == before.target == pytest.approx(0.9 * 0.55)
+            name = "test-accuracy-mean-of-last-10"
+            assert after.rows[0][name] == before.rows[0][name]
+            assert after.rows[0]["seeds"] == "3 (0, 1, 2), 1 interrupted"
+    assert final(group, "test-accuracy").number == 3  # none is completed: all of them
+
+
 def test_runs_of_one_data_set_are_those_that_read_it_alike() -> None:
     """The keys are written out in `groups`, which loads no PyTorch."""
     reading = {"dataset", *map(key_of, ReadOptions._fields)} - affecting(*FREE)

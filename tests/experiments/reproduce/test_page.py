@@ -10,6 +10,7 @@ import pytest
 from fedaccord.experiments.reproduce import tables
 from fedaccord.experiments.reproduce.page import as_markdown, measures_of
 from fedaccord.experiments.reproduce.results import COLUMNS, device_of, merged, write
+from fedaccord.experiments.sweep.trial import COMPLETED, DIVERGED
 from tests.experiments.reproduce.studies import TABLE
 
 
@@ -136,7 +137,8 @@ def test_measures_beside_the_accuracy_and_their_ratios(tmp_path: Path) -> None:
     cells = [replace(each, more=more) for each in TABLE.cells[:2]]
     table = replace(TABLE, cells=(*cells,))
     results = [
-        result("fedavg/few", 0, 80.0, **{"rounds-to-target": 40.0, "seconds-a-round": 2.0}),
+        result("fedavg/few", 0, 80.0, **{"rounds-to-target": 30.0, "seconds-a-round": 2.0}),
+        result("fedavg/few", 1, 80.0, **{"rounds-to-target": 50.0, "seconds-a-round": 2.0}),
         result("fedinit/few", 0, 80.0, **{"rounds-to-target": 9.0, "seconds-a-round": 3.0}),
         result("fedinit/few", 1, 80.0, **{"rounds-to-target": 11.0, "seconds-a-round": 3.0}),
         result("fedinit/few", 2, 80.0, changed="lr=9", **{"rounds-to-target": 99.0}),
@@ -144,10 +146,33 @@ def test_measures_beside_the_accuracy_and_their_ratios(tmp_path: Path) -> None:
     ]
     heading, fedavg, fedinit = measures_of(table, merged(tmp_path / "none.csv", results))
     assert heading[1:4] == ["rounds to the target", "ours", "speed in rounds"]
-    assert fedavg[1:7] == ["30", "40.00", "2", "1.00", "1.5", "1.00"]
+    assert fedavg[1:7] == ["30", "40.00 ± 14.14", "2", "1.00", "1.5", "1.00"]
     assert fedinit[1:7] == ["30", "10.00 ± 1.41", "2", "4.00", "1.5", "1.50"]
     text = "\n".join(as_markdown([table], merged(tmp_path / "none.csv", results), "x").splitlines())
     assert "| `fedinit/few` | 30 | 10.00 ± 1.41 |" in text
+
+
+@pytest.mark.parametrize(
+    ("seeds", "device", "status", "own", "speed"),
+    [
+        ((0, 1), "cpu", COMPLETED, "20.00 ± 0.00", ["2.00", "2.00"]),
+        ((0,), "cpu", COMPLETED, "20.00", ["–", "–"]),
+        ((0, 1), "NVIDIA H100", COMPLETED, "20.00 ± 0.00", ["2.00", "–"]),
+        ((0, 1), "cpu", "failed", "20.00 (1 of 2)", ["–", "–"]),
+    ],
+)
+def test_a_ratio_is_of_the_same_seeds_and_seconds_of_the_same_device(
+    seeds: tuple[int, ...], device: str, status: str, own: str, speed: list[str], tmp_path: Path
+) -> None:
+    more = {"rounds-to-target": 30.0, "rounds-speed": 2.0, "seconds-speed": 2.0}
+    table = replace(TABLE, cells=tuple(replace(each, more=more) for each in TABLE.cells[:2]))
+    costs = {"rounds-to-target": 40.0, "seconds-to-target": 400.0, "device": "cpu"}
+    results = [result("fedavg/few", seed, 80.0, **costs) for seed in (0, 1)]
+    costs = {"rounds-to-target": 20.0, "seconds-to-target": 200.0, "device": device}
+    results += [result("fedinit/few", seed, 80.0, **costs) for seed in seeds]
+    results[-1] |= {"status": status, "reason": "" if status == COMPLETED else DIVERGED}
+    _, _, row = measures_of(table, merged(tmp_path / "none.csv", results))
+    assert [row[2], row[4], row[6]] == [own, *speed]
 
 
 def test_costs_name_the_seeds_that_reached_the_target(tmp_path: Path) -> None:
