@@ -22,7 +22,6 @@ from fedaccord.task.cuda_graphs import graphs_of
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.generators import (
     Generator,
-    drawn_from,
     generators,
     random_numbers,
     seed_of,
@@ -60,8 +59,6 @@ class SequentialSolver:
         self.layers = known_layers(model, loss, precision)
         self.graphs = graphs_of(model, loss, precision)
         self.own_code = own_code or self.layers is None  # otherwise only our code runs
-        self._repeats = False  # whether passes start from the random numbers and buffers of a first
-        self._drawn: list[Generator] = []  # the generators of these numbers
 
     def __call__(self, w_i0: Vector, direction: Direction, hook: GradientHook) -> Solution:
         model = self.model
@@ -73,18 +70,25 @@ class SequentialSolver:
             random_numbers(seed_of(hook.config), device, self.own_code),
             tf32_as(self.precision, device),
         ):
-            self._repeats = not takes_one_gradient(hook.half)
-            self._drawn = generators(device, self.own_code)
             after = local_steps(model, hook.half.optimizer, hook.half.schedule, hook.config)
-            steps = self.gradients(after)
+            steps = self.gradients(after, repeats=not takes_one_gradient(hook.half))
             solution = descend(model.w, model.g, steps, direction, hook)
         return solution._replace(w_K=model.take())
 
-    def gradients(self, after: Callable[[int], None] = lambda k: None) -> Iterator[GradientAt]:
-        """For each batch, a function that writes its gradient at a point to ``model.g``; ``after``:
-        called with k after step k, from 0."""
+    def gradients(
+        self, after: Callable[[int], None] = lambda k: None, repeats: bool = False
+    ) -> Iterator[GradientAt]:
+        """For each batch, a function that writes its gradient at a point to ``model.g``.
+
+        after: called with k after step k, from 0. repeats: a step may have several passes; all
+        begin with the random numbers and running statistics of the first.
+        """
+        drawn = generators(self.model.w.device, others=True) if self.layers is None else []
         for k, (inputs, targets) in enumerate(self.batches):
-            yield self._gradient_of(inputs, targets)
+            gradient_at = self._gradient_of(inputs, targets)
+            if repeats and (drawn or self.model.statistics):
+                gradient_at = _repeatable(gradient_at, self.model, drawn)
+            yield gradient_at
             after(k)
 
     def _gradient_of(self, inputs: Any, targets: Tensor) -> GradientAt:
@@ -100,35 +104,33 @@ class SequentialSolver:
             with model.at(point):  # layers read their weights in the backward pass too
                 return self._backward(inputs, targets)
 
-        return self._repeatable(gradient_at) if self._repeats else gradient_at
-
-    def _repeatable(self, gradient_at: GradientAt) -> GradientAt:
-        """The same; each of its calls begins with the random numbers and buffers of the first."""
-        model, calls = self.model, 0
-        statistics = [buffer.clone() for buffer in model.statistics]
-        states = states_of(self._drawn)
-
-        def again(point: Vector) -> Tensor:
-            nonlocal calls
-            calls += 1
-            if calls > 1:
-                for generator, state in states:
-                    generator.set(state)
-                for buffer, value in zip(model.statistics, statistics, strict=True):
-                    buffer.copy_(value)
-            loss = gradient_at(point)
-            if calls == 1:
-                self._drawn = drawn_from(states)
-                self._repeats = bool(self._drawn or statistics)
-            return loss
-
-        return again
+        return gradient_at
 
     def _backward(self, inputs: Any, targets: Tensor) -> Tensor:
         model = self.model
         if self.layers is not None and self.layers.takes(inputs, targets, many=False):
             return self.layers.gradient(inputs, targets, model.parameters, model.gradients)
         return by_autograd(model, inputs, targets, self.loss, self.precision)
+
+
+def _repeatable(
+    gradient_at: GradientAt, model: FlatModel, generators: Iterable[Generator]
+) -> GradientAt:
+    """The same; each of its calls begins with the random numbers and buffers of the first."""
+    statistics, states = [buffer.clone() for buffer in model.statistics], states_of(generators)
+    is_first = True
+
+    def again(point: Vector) -> Tensor:
+        nonlocal is_first
+        if not is_first:
+            for generator, state in states:
+                generator.set(state)
+            for buffer, value in zip(model.statistics, statistics, strict=True):
+                buffer.copy_(value)
+        is_first = False
+        return gradient_at(point)
+
+    return again
 
 
 def takes_one_gradient(half: ClientHalf) -> bool:
