@@ -18,6 +18,7 @@ from fedaccord.core.vectors import Vector, is_finite, leaves
 from fedaccord.federation.clock import Clock
 from fedaccord.federation.device_profiles import NONE, devices
 from fedaccord.federation.errors import FederationError
+from fedaccord.federation.evaluation import check_tests
 from fedaccord.federation.fleet import IN_PROCESS, SIMULATED, Fleet
 from fedaccord.federation.replies import MAX_LOSS
 from fedaccord.federation.round import Round
@@ -62,11 +63,8 @@ def run(
     trackers.check(config.tracker)
     if in_process and method.device_profile == NONE:
         check_real_time(method, deployed=False)
-    if task and not task.num_tests and method.evaluation != "clients":
-        raise ValueError(
-            f"evaluation={method.evaluation}: expected test samples for the server, but the "
-            "data set has none: add some, set evaluation=clients, or set validation=0.1"
-        )
+    if task:
+        check_tests(method.evaluation, task.num_tests)
     data, metrics = (task.fingerprint, task.metrics) if task else ({}, config.task.metrics)
     used = machine(task.device if task else find_device(config.task.device))
     used |= {"gradients-per-step": method.cost.gradients} | resolved(method)

@@ -28,7 +28,9 @@ ROOMS = {  # a module at the top of the package is a room too; each imports room
     "process": Allowed("", "torch joblib psutil"),
     "data": Allowed("core", "torch torchvision numpy PIL sklearn safetensors"),
     "task": Allowed("core data process", "torch torchvision numpy"),
-    "federation": Allowed("core wire secure storage compat", "torch flwr numpy dp_accounting"),
+    "federation": Allowed(
+        "core wire secure storage compat", "torch flwr numpy scipy dp_accounting"
+    ),
     "strategies": Allowed("core plugins federation.strategy", "torch"),
     "client": Allowed("compat core wire secure storage task", "torch flwr"),
     "hints": Allowed("core", ""),

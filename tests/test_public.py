@@ -48,6 +48,18 @@ def test_run_writes_a_directory_without_a_log(
         fedaccord.run(local_stepps=3)
 
 
+def test_settings_without_effect_are_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    unread = {"fedprox.mu": 0.01, "optimizer": "momentum"}  # the first one is its default
+    fedaccord.run("diloco", name="x", out_dir=str(tmp_path), **KEYS, **unread)
+    assert {line.partition(" has no effect")[0] for line in caplog.messages} >= {
+        "fedprox.mu=0.01",
+        'optimizer="momentum"',
+    }
+
+
 def test_compare_is_the_commands_table_in_numbers(folder: Path) -> None:
     table = fedaccord.compare(folder).set_index("algo")
     assert set(table.index) == {"fedavg", "scaffold"}

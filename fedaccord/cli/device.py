@@ -52,7 +52,7 @@ def device(
     from fedaccord.process.warm import warm
 
     options = words or []
-    if not options:
+    if not (options and options[0]):
         stop("expected a device's folder, or options of flower-supernode, got neither", 2)
     if not options[0].startswith("-"):
         from fedaccord.cli.deployments import folders

@@ -190,6 +190,8 @@ def check_disks(out_dir: Path) -> Iterator[Check]:
 def check_settings(settings: "RunConfig") -> Iterator[Check]:
     """Whether the settings are valid and fit into memory in process."""
     from fedaccord.federation.budget import first_of
+    from fedaccord.federation.device_profiles import NONE
+    from fedaccord.federation.evaluation import check_tests
     from fedaccord.runs.best import Best
     from fedaccord.task import find_device
 
@@ -210,7 +212,14 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
         _check_start(settings)
     except (ValueError, OSError) as error:
         yield fail("settings", error)
+    if strategy.is_buffered and strategy.device_profile == NONE:
+        yield warn("schedule", "buffered without device-profile: SuperNodes alone support it")
     facts, loaded = yield from _check_data(settings)
+    try:
+        if loaded:
+            check_tests(strategy.evaluation, loaded.num_tests)
+    except ValueError as error:
+        yield fail("evaluation", error)
     try:
         if settings.keep_best:
             Best(settings, (loaded or settings.task).metrics)

@@ -45,6 +45,8 @@ def evaluate(
             )
         with console.status("evaluating"):
             values, others = _evaluate(run, places, BEST if best else MODEL)
+        if not values:
+            raise ValueError(f"{run}: expected test samples, found none: add data-dir=FILE")
         before = {name: reported.get(f"{name}{metrics.LAST}") for name in values}
         if best:
             before = dict.fromkeys(values) | _of_best(run, reported, values)

@@ -104,7 +104,7 @@ def measure(
                 except ValueError as error:
                     if is_one:
                         raise
-                    warn(f"left out: {error}")
+                    warn(f"left out: {run.path.name}: {error}")
                     continue
             by_run[run.path] = values
             unread |= dict.fromkeys(lines)
@@ -203,6 +203,8 @@ def _parted(words: "Sequence[str]") -> tuple[list[Path], list[str]]:
     """(run directories, KEY=VALUE pairs): the name of a folder may have an equals sign."""
     is_pair = ["=" in word and not Path(word).expanduser().exists() for word in words]
     pairs = [word for word, is_it in zip(words, is_pair, strict=True) if is_it]
+    if "" in words:
+        stop("expected a path, got an empty one", 2)
     runs = [Path(word) for word, is_it in zip(words, is_pair, strict=True) if not is_it]
     if not runs:
         stop(f"expected a run directory, got {words[0]!r}", 2)

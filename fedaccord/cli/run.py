@@ -87,8 +87,7 @@ def federate(
         from fedaccord.engine.run import partition_report
         from fedaccord.federation.errors import FederationError
         from fedaccord.process import threads
-        from fedaccord.runs.checkpoint import Checkpoints
-        from fedaccord.runs.logbook import FOLDER, check_directory
+        from fedaccord.runs.logbook import check_directory
         from fedaccord.task import load_task
         from fedaccord.task.multiplications import threads_of_task
 
@@ -123,14 +122,7 @@ def federate(
                     if is_new:
                         path.parent.rmdir()
     except KeyboardInterrupt as error:
-        rest = ": nothing was written"
-        if path is not None and path.exists():
-            typed = quote(str(path))
-            rest = f": {path} has the finished rounds; fedaccord resume {typed} continues it"
-            if not Checkpoints(path / FOLDER).numbers():
-                rest = f" before its first checkpoint; remove {path} or choose another name, and "
-                rest += "start again"
-        stop(f"interrupted{rest}", exit_code(error))
+        stop(f"interrupted{_rest(path)}", exit_code(error))
     except (ValueError, FileNotFoundError) as error:
         stop(error, 2)
     except FederationError as error:
@@ -138,12 +130,26 @@ def federate(
             console.print(summary_table(settings.algo, path))
         stop(f"{error}; {path} has the finished rounds", 1)
     except OSError as error:
-        stop(error, 1)
+        stop(f"{error}{_rest(path)}", 1)
     assert path is not None
     console.print(summary_table(settings.algo, path))
     console.print(f"run directory: {path}", soft_wrap=True)
     if other := comparison(settings, preset):
         console.print(f"compare: {other}", soft_wrap=True)
+
+
+def _rest(path: Path | None) -> str:
+    """The end of the line of a run that ended early: what is left of it."""
+    from fedaccord.runs.checkpoint import Checkpoints
+    from fedaccord.runs.logbook import FOLDER
+
+    if path is None or not path.exists():
+        return ": nothing was written"
+    if not Checkpoints(path / FOLDER).numbers():
+        return (
+            f" before its first checkpoint; remove {path} or choose another name, and start again"
+        )
+    return f": {path} has the finished rounds; fedaccord resume {quote(str(path))} continues it"
 
 
 @contextmanager

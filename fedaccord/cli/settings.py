@@ -169,12 +169,20 @@ def _read_file(file: Path) -> dict[str, Any]:
 
 def read_run(run: Path) -> dict[str, Any]:
     """The settings of a run directory. Raises ValueError, in one line that names it."""
+    from fedaccord import config
     from fedaccord.runs import flatten
+    from fedaccord.strategies import METHODS
 
     content = read_toml(run / "config.toml", f"{run}: expected a run directory; ")
     if not isinstance(content.get("run"), Mapping):
         raise ValueError(f"{run}: expected a run directory with [run] in config.toml, found none")
     values = flatten(content["run"])
+    known = config.keys()
+    if values.get("algo") in METHODS and (unknown := [key for key in values if key not in known]):
+        raise ValueError(
+            f"{run}: its config.toml has the key {unknown[0]!r}, which this version does not know: "
+            "use the version, or install the package, that wrote it"
+        )
     make_absolute(values)
     return values
 

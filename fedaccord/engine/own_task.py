@@ -27,6 +27,7 @@ from fedaccord.task.sources import (
     is_tensors,
     source_of,
 )
+from fedaccord.task.unsaved import warn_of_views
 
 
 def own_task(
@@ -190,6 +191,7 @@ def _module(
 ) -> Any:
     """A function that makes the model, of tokens up to the largest one of clients and test."""
     if not isinstance(model, str):
+        warn_of_views(model, model.parameters())
         return partial(_copied, model)
     if isinstance(clients, SourceClients):
         raise ValueError(

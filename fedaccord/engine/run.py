@@ -69,10 +69,13 @@ def run(
 def run_with(algo: str = RunConfig.algo, **keys: Any) -> Path:
     """Run a federation as `fedaccord run` does, without its log, and return its run directory.
 
-    algo, keys: as of `simulate`, whose other arguments are not run-config keys. Raises ValueError
-    on settings that do not fit, FederationError as `simulate`.
+    algo, keys: as of `simulate`, whose other arguments are not run-config keys; one without effect
+    is a warning. Raises ValueError on settings that do not fit, FederationError as `simulate`.
     """
-    config = make_config(keys_of(keys) | {"algo": algo})
+    typed = keys_of(keys) | {"algo": algo}
+    config = make_config(typed)
+    for line in config.unread(explicit=typed):
+        log.warning("%s", line)
     forget_tasks()  # files, and what functions read, may have changed
     with quiet():
         return run(config).path

@@ -80,6 +80,16 @@ class Evaluation(NamedTuple):
     clients: list[dict[str, Any]]  # a row for each client with a request
 
 
+def check_tests(evaluation: str, num_tests: int) -> None:
+    """Raise ValueError, in one line, if the server is to evaluate without test samples."""
+    if not num_tests and evaluation != "clients":
+        raise ValueError(
+            f"evaluation={evaluation}: expected test samples for the server, but the data set has "
+            "none: add some, set validation=0.1, or, with devices that have some, "
+            "evaluation=clients"
+        )
+
+
 def evaluate_at_clients(session: Session, s: RoundState, timeout: float) -> Evaluation:
     """The output model, unless only the server evaluates it, and personal models, on the clients'
     own samples; the metrics are of the clients that reply within ``timeout`` seconds.
@@ -94,7 +104,8 @@ def evaluate_at_clients(session: Session, s: RoundState, timeout: float) -> Eval
     if s.t == 0 and none and len(outcomes) == s.num_clients:
         raise FederationError(
             f"evaluation: expected held-out samples at some of the clients {listed(outcomes)}, "
-            "none has any: give them test samples, set validation=0.1, or choose evaluation=server"
+            "none has any: give them test samples, set validation=0.1, or, if the server has "
+            "some, choose evaluation=server"
         )
     if s.t == 0 and none:
         log.warning("evaluation: the drawn clients %s have no samples", listed(outcomes))

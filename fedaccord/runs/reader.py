@@ -141,11 +141,9 @@ def find(paths: Iterable[Path]) -> list[Path]:
 def _below(path: Path, depth: int) -> Iterator[Path]:
     if is_run(path):
         yield path
-    elif depth > 0 and path.is_dir():
-        try:
-            inside = [*path.iterdir()]
-        except PermissionError:  # it may be a run: `read` raises the reason if it is not
+    elif depth > 0 and os.path.isdir(path):
+        if not os.access(path, os.R_OK | os.X_OK):  # it may be a run: `read` raises the reason
             yield path
             return
-        for folder in inside:
+        for folder in path.iterdir():
             yield from _below(folder, depth - 1)

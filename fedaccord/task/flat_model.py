@@ -1,7 +1,6 @@
 """A module whose trained parameters are stored in one flat vector, and the roles of its tensors."""
 
 import hashlib
-import logging
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,9 +15,7 @@ from fedaccord.core.vectors import dtype_of
 from fedaccord.task import tensors
 from fedaccord.task.batches import Forward, describe
 from fedaccord.task.tensors import storage_of
-from fedaccord.task.unsaved import Unsaved, views_of_weights
-
-log = logging.getLogger("flwr")
+from fedaccord.task.unsaved import Unsaved, warn_of_views
 
 LARGE_MODEL_BYTES = 2**24  # bytes of a model above which a visit saves memory
 
@@ -106,12 +103,7 @@ class FlatModel:
         )
         self.is_tied = len(every) > len(named)
         self._uses = [*tensors.uses(self.module, shared.values())]
-        if views := views_of_weights(self.module, self.parameters):
-            log.warning(
-                "model: %s is a view of a weight and does not follow its training; compute it in "
-                "the forward pass",
-                views[0],
-            )
+        warn_of_views(self.module, self.parameters)
         self._hold(torch.cat([p.detach().reshape(-1) for p in self.parameters]))
         own_buffers = {n: b for n, b in self.module.named_buffers() if n in state}
         self.frozen: dict[str, Tensor] = {n: p for n, p in named.items() if not p.requires_grad} | (

@@ -152,15 +152,24 @@ def _is_same(value: Any, copy: Any) -> bool:
     return all(a is b for a, b in zip(value, copy, strict=True))
 
 
-def views_of_weights(module: nn.Module, weights: Iterable[Tensor]) -> list[str]:
-    """The attributes that are views of weights and are not computed again before a forward pass."""
+def warn_of_views(module: nn.Module, weights: Iterable[Tensor]) -> None:
+    """A warning if an attribute is a view of a weight and not computed again before a forward pass.
+
+    A copy of the module has no such view, and the attribute does not follow the training either.
+    """
     storages = _storages(weights)
-    return [
+    views = [
         f"{path}.{name}".lstrip(".")
         for path, part in module.named_modules()
         for name, value in (vars(part) | part._buffers).items()
         if not part._forward_pre_hooks and _storages([value]) & storages
     ]
+    if views:
+        log.warning(
+            "model: %s is a view of a weight and does not follow its training; compute it in the "
+            "forward pass",
+            views[0],
+        )
 
 
 def _is_fixed(part: nn.Module) -> bool:

@@ -50,6 +50,19 @@ def test_threads_are_those_of_the_run(tmp_path: Path) -> None:
     assert lines["threads"] == "ok 1 thread: for each of 2 workers"
 
 
+def test_what_a_run_in_process_refuses_is_said(tmp_path: Path) -> None:
+    x, y, file = np.zeros((8, 3), np.float32), np.arange(8) % 2, tmp_path / "train.npz"
+    np.savez(file, x_train=x, y_train=y)
+    datasets.load("npz", str(file))
+    own = ("dataset=npz", f"data-dir={file}", "model=linear", "num-clients=2", "partition=iid")
+    code, lines = doctor(*own, f"out-dir={tmp_path}")
+    assert code == 1
+    assert lines["evaluation"].startswith("fail evaluation=server: expected test samples for the")
+    code, lines = doctor(*own, "validation=0.5", "schedule=buffered", f"out-dir={tmp_path}")
+    assert (code, "evaluation" in lines) == (0, False)
+    assert lines["schedule"].startswith("warn buffered without device-profile: SuperNodes alone")
+
+
 def test_the_facts_of_digits_are_those_of_the_data() -> None:
     data = datasets.load("digits")
     facts = datasets.DATASETS["digits"].facts

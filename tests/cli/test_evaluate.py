@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -75,6 +76,28 @@ def test_data_dir_names_a_file_that_was_moved(lenet: Path, images: Path) -> None
         success(invoke("evaluate", lenet, f"data-dir={new_path}", "device=cpu"))
     finally:
         new_path.rename(images)
+
+
+def test_without_test_samples_there_is_nothing_to_evaluate(
+    lenet: Path, images: Path, tmp_path: Path
+) -> None:
+    with np.load(images) as data:
+        np.savez(tmp_path / "train.npz", x_train=data["x_train"], y_train=data["y_train"])
+    result = invoke("evaluate", lenet, f"data-dir={tmp_path / 'train.npz'}")
+    assert result.exit_code == 2
+    assert "expected test samples, found none: add data-dir=FILE" in result.stderr
+
+
+def test_a_key_of_another_version_is_named_with_its_run(lenet: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(lenet, tmp_path / "newer"))
+    file = path / "config.toml"
+    file.write_text(file.read_text().replace("[run]\n", "[run]\nnew-key = 1\n", 1))
+    line = f"{path}: its config.toml has the key 'new-key', which this version does not know"
+    for command in ("evaluate", "resume"):
+        result = invoke(command, path)
+        assert (result.exit_code, line in result.stderr) == (2, True)
+    both = invoke("measure", path, lenet, "--samples", "2", "--probes", "1")
+    assert "left out: newer: unknown key 'new-key'" in " ".join(both.stderr.split())
 
 
 def test_the_model_card_has_classes_and_inputs(lenet: Path, images: Path) -> None:

@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 from fedaccord import config
 from fedaccord.core.options import meaning
+from fedaccord.runs import RunDirectory
 from tests.cli.shell import TINY, invoke, refusal, run, success, summary
 
 
@@ -105,6 +106,24 @@ def test_an_interrupt_before_the_first_checkpoint_advises_no_resume(
     assert result.stderr == (
         f"fedaccord: interrupted before its first checkpoint; remove {path} or choose another "
         "name, and start again\n"
+    )
+
+
+def test_a_full_disk_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, full = RunDirectory.record, OSError(28, "No space left on device")
+
+    def cut(own: RunDirectory, row: Any, clients: Any) -> None:
+        if row["round"] == 2:
+            raise full
+        record(own, row, clients)
+
+    monkeypatch.setattr(RunDirectory, "record", cut)
+    result = run(tmp_path, "name=x", "checkpoint-every=1", "num-server-rounds=3")
+    path = tmp_path / "runs" / "x"
+    assert result.exit_code == 1
+    assert result.stderr.endswith(
+        f"No space left on device: {path} has the finished rounds; fedaccord resume {path} "
+        "continues it\n"
     )
 
 

@@ -352,6 +352,20 @@ def test_a_module_is_left_as_it_was() -> None:
     assert not module.training
 
 
+def test_a_view_of_a_weight_is_a_warning(flower_log: list[logging.LogRecord]) -> None:
+    """The copy that trains has none, and would not say so."""
+
+    class Turned(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(5, 1)
+            self.t = self.weight.detach().t()
+
+    history(model=Turned())
+    assert [record.getMessage().partition(";")[0] for record in flower_log] == [
+        "model: t is a view of a weight and does not follow its training"
+    ]
+
+
 def test_the_clients_tensors_are_left_as_they_were() -> None:
     clients = LEAST_SQUARES.clients()
     history(clients=clients, batch_size=4)

@@ -99,6 +99,26 @@ def test_a_run_without_permission_does_not_hide_the_others(
     ]
 
 
+def test_a_folder_that_may_be_listed_but_not_entered_does_not_hide_the_others(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(path, tmp_path / "open")
+    (closed := tmp_path / "closed").mkdir()
+    (closed / "inside").mkdir()
+    access, is_dir = os.access, Path.is_dir
+
+    def test(folder: Path) -> bool:
+        if folder.parent == closed:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return is_dir(folder)
+
+    monkeypatch.setattr(Path, "is_dir", test)  # a superuser may read everything
+    monkeypatch.setattr("os.access", lambda path, mode: path != closed and access(path, mode))
+    runs, lines = reader.read_all([tmp_path])
+    assert [run.path for run in runs] == [tmp_path / "open"]
+    assert [line.partition(":")[0] for line in lines] == [str(closed)]
+
+
 def test_a_folder_that_is_no_run_is_refused(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a run directory with config"):
         reader.read(tmp_path)

@@ -210,6 +210,7 @@ def client_vectors(states: Sequence[Any], name: str) -> Tensor:
 
     def field(state: Any) -> Tensor:
         while not hasattr(state, name):
+            assert hasattr(state, "base"), f"no client state has {name!r}: {type(state)._fields}"
             state = state.base
         return getattr(state, name)  # type: ignore[no-any-return]
 

@@ -40,6 +40,7 @@ from tests.reference import (
 )
 from tests.reference.problem import Batches, Cohorts, LeastSquares
 from tests.strategies.federate import client_vectors, close, federate
+from tests.strategies.test_decentralised import METHODS as DECENTRALISED
 
 C, T, K = 8, 10, 3
 LEAST_SQUARES = LeastSquares(C, seed=3)
@@ -142,13 +143,15 @@ betas = pytest.mark.parametrize("beta", [0.0, BETA], ids=["plain", "relaxed"])
 
 
 ELSEWHERE = {S.FedInit, S.Local}  # below, test_local.py
+NODES = {kind for kind, *_ in DECENTRALISED.values()} | {S.DFedSAM, S.DFedSAMMGS, S.DisPFL}
 
 
 @pytest.mark.parametrize("name", S.METHODS)
 def test_every_method_is_compared_with_a_reference(name: str) -> None:
     kind = S.METHODS[name]
     if issubclass(kind, S.DFedAvg):
-        return  # test_decentralised.py
+        assert kind in NODES, "add it to METHODS in tests/strategies/test_decentralised.py"
+        return
     kinds = ELSEWHERE | {case.kind for case in (*CASES, *WITH_SAM)}
     assert kind in kinds, f"declare CASES in tests/reference/{name.replace('-', '_')}.py"
 

@@ -118,20 +118,27 @@ def _once_a_seed(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[Store
 
 def tested(groups: Sequence[Group]) -> list[Group]:
     """The groups without a sweep's trials on validation samples, which chose the settings of the
-    others, and without tests of settings that it chose before it had more trials; all if there are
-    no others. Labels have the settings that the trials chose, and those in which a method differs
-    from most of the others."""
+    others, and without tests that its last start did not choose; all if there are no others.
+    Labels have the settings that the trials chose, and those in which a method differs from most of
+    the others."""
     folders = {_folder(run) for group in groups for run in group.runs}
     chosen = {folder: _chosen(folder) for folder in folders if (folder / DEFAULTS).is_file()}
 
     def is_compared(run: StoredRun) -> bool:
         names = chosen.get(_folder(run), {}).get(str(run.settings.get("algo")))
         is_trial = _folder(run) in chosen and run.settings.get("validation")
-        return not is_trial and (names is None or run.path.name.rpartition("-seed")[0] in names)
+        return not is_trial and (names is None or run.path.name in names)
 
-    rest = [group for group in groups if any(map(is_compared, group.runs))]
-    if len(rest) in (0, len(groups)):
+    rest = []
+    for group in groups:
+        pairs = zip(group.runs, group.tables, strict=True)
+        if kept := [(run, table) for run, table in pairs if is_compared(run)]:
+            runs, tables = map(list, zip(*kept, strict=True))
+            rest.append(group._replace(runs=runs, tables=tables))
+    if not rest:
         return [*groups]
+    if len(rest) == len(groups):
+        return rest
     names = _labels_of_chosen(rest, groups)
     return [group._replace(label=name) for group, name in zip(rest, names, strict=True)]
 
@@ -162,11 +169,12 @@ def _folder(run: StoredRun) -> Path:
 
 
 def _chosen(folder: Path) -> dict[str, set[str]]:
-    """The names of the tests that a sweep's last start chose by trials, by method."""
-    table = _trials(folder, "trial", "stage", "algo")
+    """The names of the runs that test what a sweep's last start chose by trials, by method."""
+    table = _trials(folder, "trial", "stage", "algo", "seed")
     tuned = {*table[table["stage"] == TUNE]["algo"]}
     tests = table[(table["stage"] == TEST) & table["algo"].isin(tuned)]
-    return {str(algo): {*names} for algo, names in tests.groupby("algo")["trial"]}
+    names = tests["trial"] + "-seed" + tests["seed"].astype(str)
+    return {str(algo): {*own} for algo, own in names.groupby(tests["algo"])}
 
 
 def has_stopped(groups: Iterable[Group]) -> bool:

@@ -65,7 +65,7 @@ def html(
             document.add_root(root)
     document.js_on_event("document_ready", *curves.draws)
     with _unchecked():
-        script, divs = components(drawn)
+        script, divs = components(drawn) if drawn else ("", {})  # of a run without a round
     bodies = []
     for _, parts in groupby(sections, lambda part: part.is_chart):
         bodies += ["<div>", *(_body(part, divs.get(part.id, part.content)) for part in parts)]

@@ -35,7 +35,7 @@ def result(
         "changed": _ordered(" ".join(f"{key}={value}" for key, value in changes.items())),
         "rounds": rounds,
         "status": row["status"],
-        **{name: x and round(100 * x, 2) for name, x in accuracies.items()},
+        **{name: x and round(100 * x, 8) for name, x in accuracies.items()},
         "gradients": row.get("gradients"),
         "hours": round((row.get("seconds") or 0) / 3600, 3),
         "device": device_of(run.used) if run else "",

@@ -11,7 +11,13 @@ import pytest
 from fedaccord.config import affecting
 from fedaccord.core.options import FREE, key_of
 from fedaccord.data.kind import ReadOptions
-from fedaccord.experiments.analysis.groups import DEFAULTS, READING, groups_of, several_contents
+from fedaccord.experiments.analysis.groups import (
+    DEFAULTS,
+    READING,
+    TRIALS,
+    groups_of,
+    several_contents,
+)
 from fedaccord.experiments.analysis.ranking import (
     final,
 )
@@ -138,6 +144,23 @@ def test_trials_of_a_sweep_are_not_compared_with_the_tested_runs(tmp_path: Path)
     assert page.count("no, a trial") == 2
     only = summary(groups(folder))
     assert [*only.texts()["method"]] == ["fedavg lr=0.05", "fedavg lr=0.1"]
+
+
+def test_only_the_tests_of_a_sweeps_last_start_are_compared(tmp_path: Path) -> None:
+    folder, words = tmp_path / "sweep" / "runs", ["trial,stage,algo,seed,lr"]
+    folder.mkdir(parents=True)
+    (folder.parent / DEFAULTS).write_text("{}")
+    write(folder, [0.1, 0.5], lr=0.5, validation=0.1)
+    for seed, end in enumerate((0.5, 0.6, 0.9)):
+        write(folder, [0.1, end], seed=seed, validation=0.0)
+    words.append("fedavg-0.5,tune,fedavg,0,0.5")
+    words += [f"fedavg-0.1,test,fedavg,{seed},0.1" for seed in (0, 1)]
+    (folder.parent / TRIALS).write_text("\n".join(words))
+    for path in (folder / "fedavg-0.1-0", folder / "fedavg-0.1-1", folder / "fedavg-0.1-2"):
+        path.rename(folder / path.name.replace("0.1-", "0.1-seed"))
+    (row,) = summary(groups(folder.parent)).rows
+    assert row["seeds"] == "2 (0, 1)"
+    assert row["test-accuracy-mean-of-last-10"].mean == pytest.approx(0.55)
 
 
 def test_labels_of_a_sweep_have_what_its_trials_chose(tmp_path: Path) -> None:
