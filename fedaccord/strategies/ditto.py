@@ -15,7 +15,8 @@ Where we differ: v_i takes as many steps as w, on the same batches; the paper le
 two gradients are clipped separately, and weight decay acts on both. Keep lr lam below 1: the pull
 is a part of the step, which otherwise overshoots. The paper chooses lam for each client by its own
 held-out samples, among 0.1, 1 and 2, and uses 1 if there are too few; here it is one number. With
-relaxed-init.center = start v_i is pulled to the relaxed start, not to w^t.
+relaxed-init.center = start v_i is pulled to the relaxed start, not to w^t. Parameters that stay at
+the client are v_i's: they follow its gradient, and w trains with them.
 """
 
 from dataclasses import dataclass
