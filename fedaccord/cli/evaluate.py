@@ -67,8 +67,8 @@ def evaluate(
         warn(f"{names}: not as reported; the run is {state}, its model from another round")
     elif moved and "data-dir" not in places:
         warn(
-            f"{', '.join(moved)}: not as reported; the data, or the code of the model, "
-            "loss or metrics, changed since the run"
+            f"{', '.join(moved)}: not as reported; the data, or the code of the model, loss or "
+            "metrics, changed since the run, or the last rounds were not evaluated"
         )
 
 

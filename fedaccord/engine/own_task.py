@@ -143,6 +143,8 @@ def _check_tensors(what: str, samples: Any, first: Any) -> None:
         )
     if not (x.ndim and y.ndim) or len(x) != len(y) or not len(x):
         raise ValueError(f"{what}: expected equally many inputs and targets, at least one each")
+    if y.is_complex():
+        raise ValueError(f"{what}: expected classes or real numbers as targets, got {y.dtype}")
     like = first[0] if is_tensors(first) else x
     if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
         raise ValueError(

@@ -208,12 +208,13 @@ def check_resumed(
 ) -> None:
     """Raise ValueError, which names the key, if a run cannot resume with other settings.
 
-    begun: those that it began with, as of `in_use`. besides: keys that are not compared.
+    begun: those that it began with, as of `in_use`. besides: keys to leave out, as those unread.
     """
     now, usual, fixed = in_use(config), defaults(), affecting("numbers")
     if begun.keys() <= keys().keys():  # of this version: compare the values behind "auto"
-        begun = {**begun, **settings_of(RunConfig.make(begun).strategy)}
-        now |= settings_of(config.strategy)
+        earlier = RunConfig.make(begun)
+        besides = {*besides, *earlier.unread_keys().keys() & config.unread_keys().keys()}
+        begun, now = {**begun, **settings_of(earlier.strategy)}, now | settings_of(config.strategy)
     for key in [key for key in {**begun, **now} if key not in besides]:
         before, after = begun.get(key, usual.get(key)), now.get(key, usual.get(key))
         if (key in fixed or key not in usual) and before != after:

@@ -351,6 +351,19 @@ def test_a_run_is_completed_with_the_rounds_that_it_has(settings: dict[str, Any]
     assert written(again.path) == written(whole.path)
 
 
+def test_a_key_without_effect_may_be_left_out_when_a_run_resumes(
+    settings: dict[str, Any],
+) -> None:
+    own = {"algo": "diloco", "name": "unread", "num_server_rounds": 1}
+    path = run(make(settings, **own, optimizer="momentum")).path
+    again = run(make(settings, **own | {"num_server_rounds": 2}, resume=True))
+    assert again.path == path
+    assert len(written(path)["metrics.csv"]) == 3
+    other = make(settings, **own | {"num_server_rounds": 3, "diloco.mu": 0.8}, resume=True)
+    with pytest.raises(ValueError, match=r"^resume: expected diloco\.mu=0\.9, as at the run's st"):
+        run(other)
+
+
 @pytest.mark.parametrize(("lr", "reason"), [(0.1, "the model diverged: "), (5e5, "rounds failed")])
 @pytest.mark.parametrize("killed", [False, True], ids=["ended", "killed"])
 def test_a_run_that_failed_in_its_last_round_is_not_completed_by_a_resume(

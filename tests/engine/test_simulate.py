@@ -352,6 +352,17 @@ def test_a_module_is_left_as_it_was() -> None:
     assert not module.training
 
 
+def test_complex_targets_are_refused() -> None:
+    x, y = torch.randn(6, 3), torch.arange(6) % 3
+    line = "expected classes or real numbers as targets, got torch.complex64"
+    for clients, test, what in (
+        ([(x, y), (x, y.cfloat())], (x, y), "clients: client 1"),
+        ([(x, y)], [(x, y.cfloat())], "test of client 0"),
+    ):
+        with pytest.raises(ValueError, match=f"^{what}: {line}$"):
+            simulate("fedavg", clients=clients, test=test, model=nn.Linear(3, 3), rounds=1)
+
+
 def test_a_view_of_a_weight_is_a_warning(flower_log: list[logging.LogRecord]) -> None:
     """The copy that trains has none, and would not say so."""
 
