@@ -68,6 +68,8 @@ def own_task(
     _, targets = task.example(1, dtype_of(settings.precision))
     task.loss = loss_of(loss, targets)
     task.model(settings)
+    if isinstance(model, nn.Module):
+        warn_of_views(model, model.parameters())  # the copies that train have none
     select(task.metrics, of_classes=not targets.is_floating_point())
     return task
 
@@ -193,7 +195,6 @@ def _module(
 ) -> Any:
     """A function that makes the model, of tokens up to the largest one of clients and test."""
     if not isinstance(model, str):
-        warn_of_views(model, model.parameters())
         return partial(_copied, model)
     if isinstance(clients, SourceClients):
         raise ValueError(

@@ -19,7 +19,7 @@ def test_a_state_comes_back_whole(name: str) -> None:
     for i in range(2):
         replies = [Reply(i, half.rule.sends(*[w + i] * fields), 1, 1)]
         s = server_round(method, half, s, replies).state
-    s = failed_round(failed_round(s))._replace(buffers=torch.arange(3.0), clock=2.5)
+    s = failed_round(failed_round(s, True), True)._replace(buffers=torch.arange(3.0), clock=2.5)
     copy = unpack(method, *pack(s))
     assert (copy.t, copy.failed) == (4, 2)
     assert copy.accepted.tolist() == [0, 1, -1]
