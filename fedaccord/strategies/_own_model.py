@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedaccord.core import GradientAt, LocalConfig, LocalRule, Vector, clip_
+from fedaccord.core import GradientAt, LocalConfig, LocalRule, Vector
 
 
 class ClientState(NamedTuple):
@@ -35,11 +35,9 @@ class OwnModelClient(LocalRule):
         """That of w, after a step of v."""
         first = buffers.first
         first_point, last_point = (w, buffers.v) if self.ends_at_v else (buffers.v, w)
-        loss = at(first_point)
-        clip_(g, config.clip_norm)
+        loss = super().gradient(first_point, g, buffers, at, config)
         first.copy_(g)
-        last_loss = at(last_point)
-        clip_(g, config.clip_norm)
+        last_loss = super().gradient(last_point, g, buffers, at, config)
         if not self.ends_at_v:
             self.step(g, first, buffers, config)
             return last_loss
