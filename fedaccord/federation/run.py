@@ -38,6 +38,8 @@ from fedaccord.storage.mapped import SpillPast
 
 log = logging.getLogger("flwr")
 
+UNLIKELY = 0.01  # chance that small cohorts end a run, above which to warn
+
 OnRound = Callable[[Round], None]
 LOGGED_METRICS = ("train-loss", "replies", "dp-epsilon", "clock", "seconds")  # of each round
 
@@ -177,6 +179,7 @@ class Run:
         for plugin in session.half.plugins:
             if advice := plugin.advice(method, replies / num_clients):
                 log.warning(advice)
+        self._warn_of_small_cohorts(num_clients)
         first = rounds.first_state(
             method,
             session.vector(self._initial),
@@ -193,6 +196,24 @@ class Run:
                 state = state._replace(visits=())
         self._state = self._with_privacy(state or first)
         return self._state
+
+    def _warn_of_small_cohorts(self, num_clients: int) -> None:
+        """Warn if so many drawn cohorts will be too small that the run is likely to end."""
+        method = self.method
+        needed, q = method.needed_replies(num_clients), method.fraction_train
+        if method.masking:
+            needed = max(needed, method.masking.least)
+        if self.cohorts is None and method.sampling == "bernoulli" and not method.is_buffered:
+            fail = sampling.chance_of_fewer(needed, q, num_clients, method.has_noisy_sums)
+            if self.num_rounds * fail**method.max_failed_rounds > UNLIKELY:
+                log.warning(
+                    "sampling: %.0f%% of the rounds will have fewer than the %d clients that they "
+                    "need, and %d failed rounds in a row end the run: raise fraction-train, or "
+                    "max-failed-rounds",
+                    100 * fail,
+                    needed,
+                    method.max_failed_rounds,
+                )
 
     def _with_privacy(self, s: RoundState) -> RoundState:
         """The state with that of the privacy mechanism; sets the end of the run."""

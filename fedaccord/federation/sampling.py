@@ -1,5 +1,6 @@
 """The clients of a round: a function of (seed, t) and of the connected clients."""
 
+import math
 import random
 import secrets
 from collections.abc import Iterable, Sequence, Sized
@@ -42,6 +43,19 @@ def bernoulli(
         if may_be_empty:
             break
     return drawn
+
+
+def chance_of_fewer(least: int, fraction: float, num_clients: int, may_be_empty: bool) -> float:
+    """The probability that `bernoulli` draws fewer than ``least`` of all clients."""
+    if fraction == 1:
+        return float(num_clients < least)
+    ways = (math.comb(num_clients, k) for k in range(min(least, num_clients + 1)))
+    odds = math.log(fraction) - math.log1p(-fraction)
+    empty = num_clients * math.log1p(-fraction)
+    of_size = [math.exp(math.log(number) + k * odds + empty) for k, number in enumerate(ways)]
+    if may_be_empty:
+        return sum(of_size)
+    return sum(of_size[1:]) / -math.expm1(empty)
 
 
 def check_number(cohorts: Sized, num_rounds: int) -> None:

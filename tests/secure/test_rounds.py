@@ -15,8 +15,8 @@ import torch
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
+from fedaccord import simulate, train_locally
 from fedaccord import strategies as S
-from fedaccord import train_locally
 from fedaccord.client import secure as client_secure
 from fedaccord.compat.crypto import encrypt
 from fedaccord.core.rule import LocalConfig
@@ -40,6 +40,7 @@ from fedaccord.wire.tensor_array import to_tensor
 from tests import federation
 from tests.cli.shell import invoke
 from tests.engine.test_faults import gap
+from tests.federation import half_square, linear
 from tests.grid import FIRST_NODE, InProcessGrid
 from tests.reference.problem import LeastSquares, cohorts
 
@@ -141,6 +142,19 @@ def test_every_run_warns_of_its_range(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         federation.run(strategy, PROBLEM, W0, [[0, 1, 2, 3]] * 2)
     assert len(warnings(caplog)) == 2
+
+
+@pytest.mark.parametrize(("share", "lines"), [(0.5, 1), (0.95, 0)])
+def test_cohorts_that_are_likely_to_be_too_small_are_warned_of(
+    share: float, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = method("fedavg", MASKED, sampling="bernoulli", fraction_train=share)
+    clients, model = PROBLEM.clients(), linear(W0)
+    simulate(strategy, clients=clients, model=model, loss=half_square, rounds=1)
+    assert [line for line in warnings(caplog) if "failed rounds" in line] == lines * [
+        "sampling: 33% of the rounds will have fewer than the 3 clients that they need, and 3 "
+        "failed rounds in a row end the run: raise fraction-train, or max-failed-rounds"
+    ]
 
 
 def test_lost_replies_are_absent_clients() -> None:

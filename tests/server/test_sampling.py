@@ -1,8 +1,10 @@
 """Cohorts are a function of (seed, t) and of who is here."""
 
+import math
 import random
 import tracemalloc
 from collections.abc import Sequence
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -58,6 +60,27 @@ def test_bernoulli_cohorts_vary_in_size_and_are_never_empty() -> None:
     expected = 6 * 0.2 / (1 - 0.8**6)  # drawn again where empty
     assert fmean(sizes) == pytest.approx(expected, abs=0.06)
     assert fmean(5 in cohort for cohort in result) == pytest.approx(expected / 6, abs=0.04)
+
+
+@pytest.mark.parametrize("may_be_empty", [True, False])
+def test_the_chance_of_a_small_cohort_is_that_of_all_subsets(may_be_empty: bool) -> None:
+    q, total, small = 0.3, 0.0, 0.0
+    for drawn in product([False, True], repeat=7):
+        chance = math.prod(q if each else 1 - q for each in drawn)
+        if may_be_empty or any(drawn):
+            total += chance
+            small += chance * (sum(drawn) < 3)
+    result = sampling.chance_of_fewer(3, q, 7, may_be_empty)
+    assert result == pytest.approx(small / total, rel=1e-12)
+
+
+def test_the_chance_of_a_small_cohort_at_its_bounds() -> None:
+    assert sampling.chance_of_fewer(1, 1e-6, 10, may_be_empty=False) == 0
+    assert sampling.chance_of_fewer(3, 1.0, 3, may_be_empty=True) == 0
+    assert sampling.chance_of_fewer(3, 0.5, 2, may_be_empty=False) == pytest.approx(1)
+    assert sampling.chance_of_fewer(3, 3e-6, 1_000_000, may_be_empty=True) == pytest.approx(
+        math.exp(-3) * (1 + 3 + 4.5), rel=1e-4
+    )
 
 
 def test_cohorts_are_those_of_pythons_generator(monkeypatch: pytest.MonkeyPatch) -> None:
