@@ -64,7 +64,7 @@ def run(
     if in_process and method.device_profile == NONE:
         check_real_time(method, deployed=False)
     if task:
-        check_tests(method.evaluation, task.num_tests)
+        check_tests(method, task.num_tests, in_process)
     data, metrics = (task.fingerprint, task.metrics) if task else ({}, config.task.metrics)
     used = machine(task.device if task else find_device(config.task.device))
     used |= {"gradients-per-step": method.cost.gradients} | resolved(method)

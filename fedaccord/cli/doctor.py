@@ -217,7 +217,7 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
     facts, loaded = yield from _check_data(settings)
     try:
         if loaded:
-            check_tests(strategy.evaluation, loaded.num_tests)
+            check_tests(strategy, loaded.num_tests, in_process=False)
     except ValueError as error:
         yield fail("evaluation", error)
     try:

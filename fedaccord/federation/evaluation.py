@@ -22,6 +22,7 @@ from fedaccord.core.request import EvaluateRequest
 from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import Vector
 from fedaccord.federation.errors import FederationError, clean
+from fedaccord.federation.method import Method
 from fedaccord.federation.metrics import OK
 from fedaccord.federation.replies import MAX_LOSS, OWN_METRICS, unusual
 from fedaccord.federation.session import Session
@@ -80,13 +81,18 @@ class Evaluation(NamedTuple):
     clients: list[dict[str, Any]]  # a row for each client with a request
 
 
-def check_tests(evaluation: str, num_tests: int) -> None:
-    """Raise ValueError, in one line, if the server is to evaluate without test samples."""
-    if not num_tests and evaluation != "clients":
+def check_tests(method: Method, num_tests: int, in_process: bool) -> None:
+    """Raise ValueError, in one line, if the server, or clients in process, are to evaluate without
+    test samples."""
+    who, instead = "the server", ", with devices that have some, evaluation=clients"
+    if method.evaluation == "clients":
+        who, instead = "the clients", " fraction-evaluate=0"
+        if not (in_process and method.fraction_evaluate):
+            return
+    if not num_tests:
         raise ValueError(
-            f"evaluation={evaluation}: expected test samples for the server, but the data set has "
-            "none: add some, set validation=0.1, or, with devices that have some, "
-            "evaluation=clients"
+            f"evaluation={method.evaluation}: expected test samples for {who}, but the data set "
+            f"has none: add some, set validation=0.1, or{instead}"
         )
 
 

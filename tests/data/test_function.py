@@ -42,6 +42,8 @@ def test_a_run_without_test_samples() -> None:
     keys |= {"model": "linear", "partition": "iid"}
     with pytest.raises(ValueError, match=r"^evaluation=server: expected test samples"):
         run("fedavg", num_server_rounds=1, **keys)
+    with pytest.raises(ValueError, match=r"^evaluation=clients: expected test samples for the cli"):
+        run("fedavg", evaluation="clients", num_server_rounds=1, **keys)
     with pytest.raises(FederationError, match=r"^evaluation: expected held-out samples"):
         simulate("fedavg", evaluation="clients", rounds=1, **keys)
     history = simulate("fedavg", evaluation="clients", fraction_evaluate=0, rounds=1, **keys)
