@@ -20,6 +20,13 @@ from fedaccord.task.multiplications import threads_of_task
 
 log = logging.getLogger("flwr")
 
+ON_DEVICES = {  # settings that mean something else there
+    "state-dir": "no effect on devices, which store states in the state-dir of their --node-config",
+    "eval-train": "these are the server's training samples: devices with their own do not use them",
+    "validation": "devices hold out as many of their own samples, but the model is evaluated on "
+    "training samples of the server",
+}
+
 app = ServerApp()
 
 
@@ -34,6 +41,11 @@ def main(grid: Grid, context: Context) -> None:
             value, usual = config.flat[key], defaults()[key]
             if value != usual and key not in config.unread_keys():
                 log.warning(f"{key}={value} has no effect here: `fedaccord run` supports it")
+        if not flower.is_simulation(grid):
+            for key, why in ON_DEVICES.items():
+                value = config.flat[key]
+                if value != defaults()[key] and key not in config.unread_keys():
+                    log.warning(f"{key}={value}: {why}")
         if config.vectorize != "off":
             config = config.having("vectorize", "off")
         config = with_its_clients(config)

@@ -34,6 +34,21 @@ def test_keys_without_effect_are_reported_under_flower(
     ]
 
 
+@pytest.mark.parametrize("is_simulation", [False, True])
+def test_keys_with_another_meaning_on_devices_are_reported(
+    is_simulation: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recorded_run, "run", lambda *_, **__: None)
+    keys = {"algo": "fedavg", "state-dir": "/states", "eval-train": True, "validation": 0.2}
+    context: Any = SimpleNamespace(run_config=config.defaults() | {"model": "linear"} | keys)
+    grid: Any = SimpleNamespace(**{"pull_interval": 0.1} if is_simulation else {})
+    server_app.main(grid, context)
+    lines = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert [line.partition(":")[0] for line in lines] == (
+        [] if is_simulation else ["state-dir=/states", "eval-train=True", "validation=0.2"]
+    )
+
+
 def test_flowers_log_of_a_wrong_setting_is_one_line() -> None:
     """Flower logs an exception of a ServerApp with the frames of its own code."""
     values = {"algo": "fedinot"}

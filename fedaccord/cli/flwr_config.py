@@ -2,12 +2,12 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedaccord.cli.settings import ConfigFile, Pairs, Preset, checked
+from fedaccord.cli.settings import ConfigFile, Pairs, Preset, checked, typed_keys
 
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
@@ -21,15 +21,19 @@ def flwr_config(pairs: Pairs = None, config: ConfigFile = None, preset: Preset =
 
     fedaccord flwr-config --preset fedinit lr=0.05 data-dir=cifar10
     """
-    typer.echo(shlex.quote(run_config(differing(checked(pairs or [], config, preset)))))
+    settings = checked(pairs or [], config, preset)
+    typed = typed_keys(pairs or [], config, preset)
+    typer.echo(shlex.quote(run_config(differing(settings, typed))))
 
 
-def differing(settings: "RunConfig") -> dict[str, Any]:
-    """The method, and the keys that differ from the app's defaults."""
+def differing(settings: "RunConfig", typed: Container[str]) -> dict[str, Any]:
+    """The method, the keys that differ from the app's defaults, and the typed ones, for which the
+    app's pyproject.toml may have been given other defaults."""
     from fedaccord.config import defaults
 
     usual = defaults()
-    return {k: v for k, v in settings.flat.items() if k == "algo" or v != usual[k]}
+    given = {k: v for k, v in settings.flat.items() if k in typed or v != usual[k]}
+    return {"algo": settings.algo} | given
 
 
 def run_config(values: Mapping[str, Any]) -> str:

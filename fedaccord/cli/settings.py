@@ -84,6 +84,11 @@ def checked(pairs: Sequence[str], file: Path | None, preset: str | None) -> "Run
         return config
 
 
+def typed_keys(pairs: Sequence[str], file: Path | None, preset: str | None) -> set[str]:
+    """The keys of the file or preset and of the pairs."""
+    return {*_of_file(file, preset)} | {pair.partition("=")[0].strip() for pair in pairs}
+
+
 def read_place(pairs: Sequence[str]) -> dict[str, Any]:
     """Settings that may differ from those of a finished run: data folder, device and threads.
 

@@ -6,17 +6,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from fedaccord.cli.console import refusing, stop, warn
 from fedaccord.cli.flwr_config import differing, run_config
-from fedaccord.cli.settings import ConfigFile, Pairs, Preset, checked
+from fedaccord.cli.settings import ConfigFile, Pairs, Preset, checked, typed_keys
 from fedaccord.process.interrupts import exit_code, interruptible
-
-if TYPE_CHECKING:
-    from fedaccord.config import RunConfig
 
 LOOK = 3.0  # seconds between two status requests
 PATIENCE = 600.0  # seconds that a server may be unreachable
@@ -70,10 +67,12 @@ def submit(
     with refusing(ValueError, FileNotFoundError):
         folder = _app_folder(app)
         name = settings.name or runs.place(settings.out_dir, "", settings.flat).name
+    typed = typed_keys(pairs or [], config, preset) | {"name"}
     values, run = settings.flat | {"name": name}, None
     try:
         for attempt in range(times + 1):
-            run = _start(folder, superlink, RunConfig.make(values), patient=attempt > 0)
+            given = run_config(differing(RunConfig.make(values), typed))
+            run = _start(folder, superlink, given, values["num-clients"], patient=attempt > 0)
             typer.echo(f"run {run} is called {values['name']}")
             # the log ends with the run, or with its server
             subprocess.run([FLWR, "log", run, superlink], check=False)
@@ -117,13 +116,13 @@ def _app_folder(path: Path | None) -> Path:
     return folder
 
 
-def _start(folder: Path, superlink: str, settings: "RunConfig", *, patient: bool) -> str:
+def _start(folder: Path, superlink: str, given: str, num_clients: int, *, patient: bool) -> str:
     """The id of a new run. Raises FlwrError if it cannot be submitted."""
     from fedaccord.compat.flower import LOCAL
 
-    words = ["run", str(folder), superlink, "--run-config", run_config(differing(settings))]
+    words = ["run", str(folder), superlink, "--run-config", given]
     if superlink == LOCAL:
-        clients = f"num-supernodes={settings.num_clients} client-resources-num-cpus=1"
+        clients = f"num-supernodes={num_clients} client-resources-num-cpus=1"
         words += ["--federation-config", clients]
     return str(_ask(words, patient=patient)["run-id"])
 

@@ -42,7 +42,6 @@ class ClientEvaluation:
     arrays_key: str
     config_key: str
     aggregate: AggregateMetrics
-    _is_answered: bool = field(default=False, init=False)  # after the first client's reply
     _is_off: bool = field(init=False)  # under dp, or the ClientApp has no such function
 
     def __post_init__(self) -> None:
@@ -61,17 +60,11 @@ class ClientEvaluation:
         clients = method.draw_evaluators(number, fleet.available(), fleet.num_clients)
         config = ConfigRecord({**self.config, "server-round": number})
         content = RecordDict({self.arrays_key: arrays, self.config_key: config})
-        replies: dict[int, RecordDict | str] = {}
-        read = partial(_read, method.max_examples)
-        if not self._is_answered and clients:  # an app without the function fails once, not C times
-            replies = fleet.ask(clients[:1], content, self.timeout, read)
-            if has_no_function(str(replies[clients[0]])):
-                log.info("clients evaluate nothing: their ClientApp has no @app.evaluate()")
-                self._is_off = True
-                return None
-            self._is_answered = True
-        rest = [i for i in clients if i not in replies]
-        replies |= fleet.ask(rest, content, self.timeout, read)
+        replies = fleet.ask(clients, content, self.timeout, partial(_read, method.max_examples))
+        if replies and all(has_no_function(str(reply)) for reply in replies.values()):
+            log.info("clients evaluate nothing: their ClientApp has no @app.evaluate()")
+            self._is_off = True
+            return None
         return self._means(number, replies)
 
     def _means(self, number: int, replies: Mapping[int, RecordDict | str]) -> MetricRecord | None:

@@ -2,6 +2,8 @@
 
 import re
 
+from flwr.app import ArrayRecord
+
 from fedaccord.compat.flower import raised_message
 
 LONGEST = 300  # characters of a text that a client sent
@@ -9,7 +11,12 @@ READ = 10 * LONGEST  # characters that are read: the text may be a megabyte of c
 
 
 class FederationError(RuntimeError):
-    """The federation cannot continue; the message says why and what to do."""
+    """The federation cannot continue; the message says why and what to do.
+
+    arrays: the model of the last round that counted, if `FederatedStrategy.start` had one.
+    """
+
+    arrays: ArrayRecord | None = None
 
 
 class NotConnected(str):
@@ -18,7 +25,8 @@ class NotConnected(str):
 
 def last_line(reason: str | None) -> str:
     """The original error without Flower's class around it and its simulation's traceback."""
-    lines = [line.strip() for line in (reason or "").splitlines() if line.strip()]
+    lines = [line.strip() for line in (reason or "").splitlines()]
+    lines = [line for line in lines if line not in ("", "'>")]  # Flower's end of a last empty line
     if not lines:
         return "no reason given"
     return clean(raised_message(lines[-1])) or "no reason that can be shown"

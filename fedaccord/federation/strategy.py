@@ -18,6 +18,7 @@ from fedaccord.federation.app_evaluation import (
     ClientEvaluation,
     weighted_means,
 )
+from fedaccord.federation.errors import FederationError
 from fedaccord.federation.flower_arguments import check_arguments
 from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.method import Method
@@ -129,7 +130,7 @@ class FederatedStrategy(Method, Strategy, ABC):
         `DP`, whose guarantee does not cover clients' evaluations, they evaluate only with
         ``write_client_metrics``.
         Raises ValueError on bad settings before any message is sent, FederationError if the clients
-        do not connect or too many rounds fail in a row.
+        do not connect or too many rounds fail in a row; its ``arrays`` are the model until then.
         """
         num_rounds, timeout = plain(num_rounds), plain(timeout)
         if type(num_rounds) is not int or num_rounds < 0:
@@ -183,7 +184,11 @@ class FederatedStrategy(Method, Strategy, ABC):
             # clients store states by federation, and refuse messages older than their last one
             book=Book(f"start-{uuid4().hex[:8]}", time.time_ns()),
         )
-        result = run.play()
+        try:
+            result = run.play()
+        except FederationError as error:
+            error.arrays = run.output()
+            raise
         for number in trained.keys() & result.train_metrics_clientapp.keys():
             result.train_metrics_clientapp[number].update(trained[number])
         for number, metrics in evaluated.items():

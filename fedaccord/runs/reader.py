@@ -82,13 +82,16 @@ def read(path: Path) -> StoredRun:
         good, replies = int((clients["status"] == OK).sum()), int(summary.get("replies", 0))
         if summary["status"] == COMPLETED and (path / "clients.csv").exists() and good < replies:
             raise ValueError(f"clients.csv: expected {replies} replies, found {good}")
+        settings, facts = _scalars(config["run"]), _scalars(summary)
+        if "clients" in facts:  # under Flower the nodes decide, not the setting
+            settings["num-clients"] = facts["clients"]
         return StoredRun(
             path,
-            _scalars(config["run"]),
+            settings,
             _scalars(config["used"]),
             _scalars(config["versions"]),
             str(config["commit"]),
-            _scalars(summary),
+            facts,
             metrics,
             clients,
             _table(path / "classes.csv", []) if (path / "classes.csv").exists() else None,

@@ -1,5 +1,6 @@
 """The task of a run configuration: data set, partition and model by name."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -22,6 +23,7 @@ from fedaccord.task.task import Task, find_device
 
 VALIDATION = 1  # of the draw of validation samples, beside the run's seed
 GIVEN = ("natural", "file")  # partitions that clients do not draw
+MAX_REPORTED = 10**9  # inputs times outputs of a model that a server builds as clients report it
 
 
 def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> Task:
@@ -117,9 +119,15 @@ def _load_task(config: TaskConfig, num_clients: int, whole: bool, code: tuple[st
 def task_of_card(config: TaskConfig, card: Mapping[str, Any]) -> Task:
     """A task without samples, with the clients' model; card: as reported by them.
 
-    Raises ValueError if the configuration's model cannot be built from it.
+    Raises ValueError if the configuration's model cannot be built from it, or is larger than one
+    that a server builds for clients that it does not know.
     """
     arguments = card["arguments"] | {"shape": tuple(card["arguments"]["shape"])}
+    if (size := math.prod(arguments["shape"]) * arguments["classes"]) > MAX_REPORTED:
+        raise ValueError(
+            f"evaluation=clients: expected at most {MAX_REPORTED:g} inputs times outputs of a "
+            f"model that clients report, got {size:.3g}; give the server data, evaluation=server"
+        )
 
     def module() -> nn.Module:
         try:

@@ -138,7 +138,8 @@ def _card(content: RecordDict) -> Mapping[str, Any] | None:
         card = json.loads(str(text))
         arguments, names = card["arguments"], card["class-names"]
         sizes = [*arguments["shape"], arguments["classes"]]
-        fits = all(type(n) is int and n > 0 for n in sizes) and prod(sizes) <= MAX_SIZE
+        fits = all(type(n) is int and n > 0 for n in sizes)
+        fits = fits and max(prod(arguments["shape"]), arguments["classes"]) <= MAX_SIZE
         fits = fits and all(isinstance(v, str | int | list) for v in arguments.values())
         fits = fits and 0 < arguments.get("vocabulary", 1) <= MAX_VOCABULARY
         fits = fits and len(names) <= arguments["classes"]

@@ -46,11 +46,14 @@ def test_any_string_survives(text: str) -> None:
     assert parse_config_args([run_config({"name": text})]) == {"name": text}
 
 
-def test_the_line_has_no_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_has_what_was_typed_but_no_other_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that Flower packs may have other defaults."""
     monkeypatch.chdir(tmp_path)
     words = ("algo=fedavg", "lr=0.1", "dataset=npz", "data-dir=own.npz", "gossip.steps=2")
     result = invoke("flwr-config", *words)
-    line = f'algo="fedavg" dataset="npz" data-dir="{tmp_path}/own.npz" gossip.steps=2'
+    line = f'algo="fedavg" dataset="npz" data-dir="{tmp_path}/own.npz" lr=0.1 gossip.steps=2'
     assert shlex.split(result.stdout) == [line]
     assert result.stderr == ("warning: gossip.steps=2 has no effect: it needs gossip.topology\n")
 

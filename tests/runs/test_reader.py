@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedaccord.experiments.analysis.groups import groups_of
 from fedaccord.runs import reader
 from fedaccord.runs.lock import Lock
 from fedaccord.task import load_task
@@ -36,6 +37,18 @@ def test_a_run_is_read_as_it_was_written(path: Path) -> None:
     assert len(result.clients) == 4  # two of four clients in two rounds
     assert result.summary["partition.unused"] == 1438 % 4
     assert "torch" in result.versions
+
+
+def test_the_clients_of_a_run_are_those_that_took_part(path: Path, tmp_path: Path) -> None:
+    """Under Flower the nodes decide how many there are, not the setting."""
+    for seed, clients in enumerate((2, 10, 10)):
+        other = shutil.copytree(path, tmp_path / str(seed))
+        config = other / "config.toml"
+        config.write_text(re.sub(r"(?m)^seed = .*", f"seed = {seed}", config.read_text()))
+        (other / "summary.json").write_text(json.dumps(summary(path) | {"clients": clients}))
+    runs, _ = reader.read_all([tmp_path])
+    labels = {group.label: len(group.runs) for group in groups_of(runs)}
+    assert labels == {"fedsam num-clients=2": 1, "fedsam num-clients=10": 2}
 
 
 def test_a_run_whose_process_is_gone_is_shown_as_dead(path: Path, tmp_path: Path) -> None:

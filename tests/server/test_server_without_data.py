@@ -168,7 +168,9 @@ GOOD = {"arguments": {"shape": [3], "classes": 2}, "class-names": ["a"], "mean":
     [
         (None, "expected clients that report the shape of a sample and the number of classes, got"),
         ("no JSON", "expected how to build a model, got 'no JSON'"),
-        (GOOD | {"arguments": {"shape": [10**6], "classes": 10**6}}, "expected how to build"),
+        (GOOD | {"arguments": {"shape": [10**10], "classes": 2}}, "expected how to build"),
+        (GOOD | {"arguments": {"shape": [3], "classes": 10**10}}, "expected how to build"),
+        (GOOD | {"arguments": {"shape": [10**6], "classes": 10**6}}, "evaluation=clients: expec"),
         (GOOD | {"arguments": {"shape": [-3], "classes": 2}}, "expected how to build a model"),
         (GOOD | {"arguments": {"shape": [3.0], "classes": 2}}, "expected how to build a model"),
         (GOOD | {"arguments": {"shape": [3], "classes": 2, "vocabulary": 10**13}}, "expected how"),

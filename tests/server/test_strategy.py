@@ -31,6 +31,7 @@ from tests.server.runs import (
     LEAST_SQUARES,
     W0,
     C,
+    broken,
     client_app,
     federation,
     run_over,
@@ -120,6 +121,26 @@ def test_too_many_failed_rounds_stop_the_run_and_keep_the_model() -> None:
     assert run.state.accepted.tolist() == [-1] * C
 
 
+def test_the_error_has_the_model_of_the_last_round_that_counted() -> None:
+    rounds, calls = 2, []
+
+    def fails(message: Message, reply: Message) -> Message:
+        calls.append(0)
+        return broken(message, reply) if len(calls) > rounds * C else reply
+
+    with InProcessGrid(client_app(fails, None), C) as grid, quiet():
+        expected = strategy(Scaffold).start(grid, INITIAL, rounds).arrays
+    calls.clear()
+    with (
+        InProcessGrid(client_app(fails, None), C) as grid,
+        quiet(),
+        pytest.raises(FederationError, match="2 rounds in a row failed") as error,
+    ):
+        strategy(Scaffold, max_failed_rounds=2).start(grid, INITIAL, 9)
+    assert error.value.arrays is not None
+    assert torch.equal(to_tensor(error.value.arrays["weight"]), to_tensor(expected["weight"]))
+
+
 def test_every_failed_round_is_reported_also_the_one_that_stops_the_run() -> None:
     failing, reports = strategy(min_replies=6, max_failed_rounds=2), list[Round]()
     with (
@@ -170,6 +191,7 @@ def test_fedpd_does_not_count_a_round_that_lost_a_reply(warnings: list[str]) -> 
         ("KeyError: 'no such column'", "KeyError: 'no such column'"),
         ("<class 'ValueError'>:<'expected \"x\"'>", 'expected "x"'),
         ("<class 'a.B'>:<'one\ntwo'>", "two"),
+        ("<class 'a.B'>:<'no rows in a.csv\n'>", "no rows in a.csv"),
         ("Traceback\n\nException ClientAppException occurred. Message: no data'>", "no data"),
         ("x" * 301, "x" * 300 + "..."),
         ("\x1b[0m" * 10_000 + "x", "..."),  # not all of it is looked at
