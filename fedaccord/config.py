@@ -125,7 +125,8 @@ class RunConfig:
     )
     state_dir: str = option(
         "",
-        "absolute folder of the clients' states under Flower; empty: in Flower's memory",
+        "absolute folder of the clients' states in Flower's simulation; empty: in Flower's memory; "
+        "devices have a state-dir of their own in their --node-config",
         affects="place",
         path=True,
     )
