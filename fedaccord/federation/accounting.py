@@ -2,7 +2,8 @@
 
 Privacy loss distributions of Gaussian noise of deviation z S on a sum that contains each client
 with probability q, composed over the rounds; two federations are neighbours if one has one more
-client.
+client. If smaller cohorts have no sum, a client of one of the least size is in it for certain:
+such sums have a loss of their own, and count as often as they are drawn.
 dp-accounting belongs to the extra ``dp`` and is imported on first use.
 """
 
@@ -32,22 +33,22 @@ def _library() -> Any:
     return dp_accounting
 
 
-def share_of_sums(q: float, num_clients: int, least: int) -> float:
-    """The probability that a client takes part in a round in which at least ``least`` do.
-
-    Such rounds alone have a sum, as all can see, so it is the q of their noise, and above q.
-    """
+def certainty(q: float, num_clients: int, least: int) -> float:
+    """The probability that a sum, of at least ``least`` clients, has a client without which there
+    would be none. Otherwise the client is in it with probability q, whoever else is."""
     if not least:
-        return q
+        return 0.0
     _library()
     from scipy.stats import binom  # which dp-accounting needs, too
 
-    others, all_of_them = binom.sf((least - 2, least - 1), (num_clients - 1, num_clients), q)
-    return float(min(1.0, q * others / all_of_them)) if all_of_them else 1.0
+    has_sum = binom.sf(least - 1, num_clients, q)
+    return float(min(1.0, q * binom.pmf(least - 1, num_clients - 1, q) / has_sum)) if has_sum else 1
 
 
 @lru_cache(maxsize=8)
-def noise_multiplier(epsilon: float, delta: float, q: float, rounds: int) -> float:
+def noise_multiplier(
+    epsilon: float, delta: float, q: float, rounds: int, certain: float = 0.0
+) -> float:
     """The smallest z, to `TOLERANCE`, with which these rounds cost at most (epsilon, delta).
 
     Raises ValueError if they cost no more without noise, because most clients are never drawn.
@@ -58,11 +59,11 @@ def noise_multiplier(epsilon: float, delta: float, q: float, rounds: int) -> flo
             f"{rounds} rounds, got {delta:g}, which promises nothing; set at most 1 / clients"
         )
     low, high = 0.0, 1.0
-    while _epsilon(high, q, delta, rounds) > epsilon:
+    while _epsilon(high, q, delta, rounds, certain) > epsilon:
         low, high = high, 2 * high
     while high - low > TOLERANCE * min(1.0, high):
         z = (low + high) / 2
-        if _epsilon(z, q, delta, rounds) > epsilon:
+        if _epsilon(z, q, delta, rounds, certain) > epsilon:
             low = z
         else:
             high = z
@@ -70,15 +71,19 @@ def noise_multiplier(epsilon: float, delta: float, q: float, rounds: int) -> flo
 
 
 @lru_cache(maxsize=8)
-def _loss(z: float, q: float) -> Any:
+def _loss(z: float, q: float, certain: float) -> Any:
     """The privacy loss distribution of one round."""
     dp = _library()
-    return dp.pld.privacy_loss_distribution.from_gaussian_mechanism(
-        z,
-        sampling_prob=q,
-        value_discretization_interval=_interval(z, q),
-        neighboring_relation=dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    sampled, whole = (
+        dp.pld.privacy_loss_distribution.from_gaussian_mechanism(
+            z,
+            sampling_prob=probability,
+            value_discretization_interval=_interval(z, q),
+            neighboring_relation=dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        )
+        for probability in (q, 1.0)
     )
+    return whole.compute_mixture(sampled, certain) if certain else sampled
 
 
 def _interval(z: float, q: float) -> float:
@@ -90,25 +95,29 @@ def _interval(z: float, q: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(z: float, q: float, delta: float, rounds: int) -> float:
+def _epsilon(z: float, q: float, delta: float, rounds: int, certain: float) -> float:
     if rounds == 0:
         return 0.0
     try:
-        loss = _loss(z, q) if z else None
+        loss = _loss(z, q, certain) if z else None
     except OverflowError:  # of e^epsilon
         loss = None
     return float(loss.self_compose(rounds).get_epsilon_for_delta(delta)) if loss else math.inf
 
 
 class Accountant(NamedTuple):
-    """Epsilon after a number of rounds with noise multiplier z, at sampling probability q."""
+    """Epsilon after a number of rounds with noise multiplier z, at sampling probability q.
+
+    certain: see `certainty`.
+    """
 
     z: float
     q: float
     delta: float
+    certain: float = 0.0
 
     def epsilon(self, rounds: int) -> float:
-        return _epsilon(self.z, self.q, self.delta, rounds)
+        return _epsilon(self.z, self.q, self.delta, rounds, self.certain)
 
     def rounds_within(self, epsilon: float, most: int) -> int:
         """The number of rounds, at most ``most``, that cost no more than ``epsilon``."""

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from fedaccord.core.privacy import Guarantee, Privacy, raised
-from fedaccord.federation.accounting import Accountant, noise_multiplier, share_of_sums
+from fedaccord.federation.accounting import Accountant, certainty, noise_multiplier
 
 log = logging.getLogger("flwr")
 
@@ -16,8 +16,8 @@ NOISE_WARNING_RATIO = 20  # times the norm of the mean upload, above which to wa
 def accountant(guarantee: Guarantee, privacy: Privacy, num_clients: int) -> Accountant:
     """The accountant: if clients add the noise, an upload may change by 2 S."""
     z = privacy.multiplier / (2 if privacy.local else 1)
-    share = share_of_sums(privacy.share, num_clients, guarantee.least)
-    return Accountant(z, share, guarantee.delta)
+    certain = certainty(privacy.share, num_clients, guarantee.least)
+    return Accountant(z, privacy.share, guarantee.delta, certain)
 
 
 def check_left(guarantee: Guarantee, privacy: Privacy, num_clients: int, remedy: str) -> None:
@@ -36,8 +36,8 @@ def first_of(guarantee: Guarantee, share: float, num_rounds: int, num_clients: i
     if guarantee.local:
         share, sensitivity = 1.0, 2.0  # in units of S
     if z < 0:
-        drawn = share_of_sums(share, num_clients, guarantee.least)
-        z = sensitivity * noise_multiplier(guarantee.epsilon, delta, drawn, num_rounds)
+        certain = certainty(share, num_clients, guarantee.least)
+        z = sensitivity * noise_multiplier(guarantee.epsilon, delta, share, num_rounds, certain)
     if guarantee.adaptive:
         raised(z, clients)
     first = Privacy(

@@ -10,13 +10,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
+from scipy.stats import binom, norm
 
 from fedaccord import simulate
 from fedaccord.core.cohort import Decoded
 from fedaccord.core.privacy import seeded
 from fedaccord.core.rule import LocalConfig
 from fedaccord.federation import budget
-from fedaccord.federation.accounting import Accountant, share_of_sums
+from fedaccord.federation.accounting import Accountant, certainty
 from fedaccord.plugins.dp import DP
 from fedaccord.plugins.secure_sum import SecureSum
 from fedaccord.strategies import METHODS
@@ -101,22 +103,60 @@ def test_a_round_without_a_sum_fails_and_its_noise_counts(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("q", [0.05, 0.3, 1.0])
-def test_epsilon_knows_that_a_round_with_a_sum_has_three_clients(q: float) -> None:
-    """Counted over all draws of six clients: client 0 is in more of those with a sum."""
+def test_a_client_may_be_one_without_which_there_is_no_sum(q: float) -> None:
+    """Counted over all draws of six clients: client 0 and exactly two others."""
     draws = [draw for draw in product((0, 1), repeat=C) if sum(draw) >= 3]
     chances = [math.prod(q if it else 1 - q for it in draw) for draw in draws]
-    own = sum(chance for chance, draw in zip(chances, draws, strict=True) if draw[0])
-    share = own / sum(chances)
-    assert share_of_sums(q, C, 3) == pytest.approx(share, rel=1e-12)
-    assert share_of_sums(q, C, 0) == q
+    needed = sum(p for p, draw in zip(chances, draws, strict=True) if draw[0] and sum(draw) == 3)
+    certain = needed / sum(chances)
+    assert certainty(q, C, 3) == pytest.approx(certain, rel=1e-12)
+    assert certainty(q, C, 0) == 0
     plugins = [DP(clip=CLIP, noise_multiplier=2.0), SecureSum()]
     steps: dict[str, Any] = {"sampling": "bernoulli", "fraction_train": q, "local_steps": 1}
     guarantee = METHODS["fedavg"](**steps, plugins=plugins).guarantee
     first = budget.first_of(guarantee, q, 2, C)
-    assert budget.accountant(guarantee, first, C) == (2.0, pytest.approx(share), guarantee.delta)
+    expected = (2.0, q, guarantee.delta, pytest.approx(certain))
+    assert budget.accountant(guarantee, first, C) == expected
     computed = guarantee._replace(multiplier=-1.0, epsilon=3.0)
     z = budget.first_of(computed, q, 2, C).multiplier
-    assert Accountant(z, share, guarantee.delta).epsilon(2) == pytest.approx(3.0, rel=1e-2)
+    assert Accountant(z, q, guarantee.delta, certain).epsilon(2) == pytest.approx(3.0, rel=1e-2)
+
+
+@pytest.mark.parametrize(("clients", "q", "z"), [(100, 0.03, 1.0), (100, 0.03, 0.5), (30, 0.1, 1)])
+def test_delta_of_a_sum_is_at_most_the_promised_one(clients: int, q: float, z: float) -> None:
+    """All others send S, the client -S, and their number is hidden: by a grid over the sum."""
+    delta, certain = 1e-3, certainty(q, clients, 3)
+    epsilon = Accountant(z, q, delta, certain).epsilon(1)
+    x, step = np.linspace(-10 * z - 1, 30, 40_000, retstep=True)
+    others = binom.pmf(range(clients), clients - 1, q) / binom.sf(2, clients, q)
+    having, lacking = np.zeros_like(x), np.zeros_like(x)
+    for number, weight in enumerate(others[:30]):
+        for takes_part, chance in ((0, 1 - q), (1, q)):
+            if number + takes_part >= 3:
+                having += weight * chance * norm.pdf(x, number - takes_part, z)
+                lacking += weight * chance * norm.pdf(x, number, z)
+    for one, other in ((having, lacking), (lacking, having)):
+        excess = float(np.maximum(one - math.exp(epsilon) * other, 0).sum()) * step
+        assert excess <= delta
+    without = Accountant(z, q, delta).epsilon(1)
+    assert np.maximum(having - math.exp(without) * lacking, 0).sum() * step > 2 * delta
+
+
+@pytest.mark.parametrize(("q", "z", "certain"), [(0.03, 1.0, 0.0118), (0.2, 0.7, 0.3)])
+def test_epsilon_of_a_round_is_that_of_both_sums(q: float, z: float, certain: float) -> None:
+    """By the formulas of Gaussians: a sum that has the client, and one that has it with q."""
+
+    def delta_at(epsilon: float) -> float:
+        whole = norm.cdf(0.5 / z - epsilon * z) - math.exp(epsilon) * norm.cdf(
+            -0.5 / z - epsilon * z
+        )
+        at = z * z * math.log((math.exp(epsilon) - 1 + q) / q) + 0.5
+        sampled = (1 - q) * norm.sf(at, 0, z) + q * norm.sf(at, 1, z)
+        sampled -= math.exp(epsilon) * norm.sf(at, 0, z)
+        return float(certain * whole + (1 - certain) * sampled)
+
+    expected = brentq(lambda epsilon: delta_at(epsilon) - 1e-3, 1e-6, 30)
+    assert Accountant(z, q, 1e-3, certain).epsilon(1) == pytest.approx(expected, rel=5e-3)
 
 
 def test_rounding_that_cannot_stay_within_the_clip_is_one_line_before_round_1() -> None:
