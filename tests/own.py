@@ -61,6 +61,19 @@ def of_known(predictions: Tensor, targets: Tensor) -> Tensor:
     return F.mse_loss(predictions[mask], targets[mask])
 
 
+def one_logit() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 1))
+
+
+def is_large(predictions: Tensor, targets: Tensor) -> Tensor:
+    """A loss of one output: whether the digit is 5 or more."""
+    return F.binary_cross_entropy_with_logits(predictions[:, 0], (targets > 4).to(predictions))
+
+
+def is_found(predictions: Tensor, targets: Tensor) -> Tensor:
+    return ((predictions[:, 0] > 0) == (targets > 4)).float()
+
+
 def brier(predictions: Tensor, targets: Tensor) -> Tensor:
     p = predictions.softmax(1)
     return (p - F.one_hot(targets, p.shape[1])).square().sum(1)

@@ -52,6 +52,10 @@ def rows(path: Path, name: str = "metrics.csv") -> list[dict[str, str]]:
 
 
 DIVERGING = {"lr": 1e30, "clip-norm": 0.0}
+GOSSIP: dict[str, Any] = {
+    **{"algo": "dfedavg", "model": "mlp", "lr": 1e13, "clip-norm": 0.0},
+    **{"local-steps": 1, "num-server-rounds": 1, "num-clients": 2},
+}
 ONE_LONG_STEP = {"lr": 1e17, "clip-norm": 1.0, "local-steps": 1, "num-server-rounds": 1}
 
 
@@ -65,6 +69,7 @@ ONE_LONG_STEP = {"lr": 1e17, "clip-norm": 1.0, "local-steps": 1, "num-server-rou
             "the model diverged: its test loss is ",
             [0],
         ),  # finite, but no test loss of a model that has learnt anything
+        (GOSSIP, "the model diverged: its test loss is ", [0]),
     ],
 )
 def test_a_run_without_a_trained_model_fails_with_its_reason(

@@ -239,4 +239,9 @@ def over_clients(
         return {name: mean}
     worst_first = sorted(values, reverse=better == MIN)
     worst = worst_first[: math.ceil(len(values) / TENTH)]
-    return {name: mean, f"{name}{WORST}": fmean(worst), f"{name}{STD}": pstdev(values)}
+    return {name: mean, f"{name}{WORST}": fmean(worst), f"{name}{STD}": deviation(values)}
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation; NaN if a value is not finite, for which Python's raises."""
+    return pstdev(values) if all(map(math.isfinite, values)) else math.nan

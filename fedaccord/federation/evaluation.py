@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from fedaccord.core.metrics import (
@@ -15,6 +15,7 @@ from fedaccord.core.metrics import (
     PERSONAL,
     SHARE_UNIT,
     STD,
+    deviation,
     over_clients,
 )
 from fedaccord.core.options import listed
@@ -64,7 +65,7 @@ def evaluate_at_server(
         nodes = [metrics(w_i) for w_i in output]
         for name in (name for name, value in nodes[0].items() if not isinstance(value, list)):
             values = [node[name] for node in nodes]
-            row |= {f"{name}{NODES}": fmean(values), f"{name}{NODES}{STD}": pstdev(values)}
+            row |= {f"{name}{NODES}": fmean(values), f"{name}{NODES}{STD}": deviation(values)}
     elif not topology.is_decentralised and output is not s.w:
         row |= {f"{name}{BROADCAST}": value for name, value in metrics(s.w).items()}
     return row

@@ -62,29 +62,41 @@ def measured(evaluations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def counts(cohort: int, replies: int, *, counted: bool) -> dict[str, float]:
-    """The numbers of accepted and dropped replies, and whether the round changed the state."""
-    return {"replies": replies, "dropped": cohort - replies, "counted": int(counted)}
-
-
-def traffic_and_loss(
-    requests: Sequence[TrainRequest], outcomes: Mapping[int, Outcome], like: Vector
+def counts_and_traffic(
+    requests: Sequence[TrainRequest],
+    outcomes: Mapping[int, Outcome],
+    like: Vector,
+    *,
+    counted: bool,
 ) -> dict[str, float]:
-    """Loss and traffic of a round that counted; like: (d,), without values."""
+    """The numbers of accepted and dropped replies, whether the round changed the state, and its
+    traffic; like: (d,), without values."""
     down = [request.nbytes for request in requests]
-    rows = [it.metrics for it in outcomes.values() if isinstance(it, Accepted)]
-    weights = [m["num-examples"] for m in rows]
-    losses = [m["train-loss"] * n for m, n in zip(rows, weights, strict=True)]
-    loss = {"train-loss": sum(losses) / sum(weights)} if rows else {}
-    if delays := [m["staleness"] for m in rows if "staleness" in m]:
-        loss["staleness"] = sum(delays) / len(delays)
-    return loss | {
-        **counts(len(outcomes), len(rows), counted=True),
+    rows = _accepted(outcomes)
+    return {
+        "replies": len(rows),
+        "dropped": len(outcomes) - len(rows),
+        "counted": int(counted),
         "down-vectors": sum(down) / like.nbytes,
         "down-bytes": sum(down),
         "up-vectors": sum(m["up-vectors"] for m in rows),
         "up-bytes": sum(m["up-bytes"] for m in rows),
     }
+
+
+def loss_and_staleness(outcomes: Mapping[int, Outcome]) -> dict[str, float]:
+    """Means over the accepted replies."""
+    rows = _accepted(outcomes)
+    weights = [m["num-examples"] for m in rows]
+    losses = [m["train-loss"] * n for m, n in zip(rows, weights, strict=True)]
+    means = {"train-loss": sum(losses) / sum(weights)} if rows else {}
+    if delays := [m["staleness"] for m in rows if "staleness" in m]:
+        means["staleness"] = sum(delays) / len(delays)
+    return means
+
+
+def _accepted(outcomes: Mapping[int, Outcome]) -> list[Mapping[str, float]]:
+    return [it.metrics for it in outcomes.values() if isinstance(it, Accepted)]
 
 
 def mean_squares(distances: Mapping[Any, Sequence[float]]) -> dict[str, float]:

@@ -75,12 +75,13 @@ def finish(
     trial, failure = (None, failure) if failure else _settle(session, s, outcomes)
     good = sum(isinstance(outcome, Accepted) for outcome in outcomes.values())
     effect = "the model does not change"
+    counted = trial is not None and not failure
+    row = metrics.counts_and_traffic(requests, outcomes, session.like, counted=counted)
     if trial is None or failure:
         after, w_bar = rounds.failed_round(s, has_cohort), method.topology.average(s.w)
-        row = metrics.counts(len(outcomes), good, counted=False)
     else:
         after, w_bar = trial.round.state, trial.w_bar
-        row = metrics.traffic_and_loss(requests, outcomes, session.like) | trial.metrics()
+        row = metrics.loss_and_staleness(outcomes) | row | trial.metrics()
         if not good:  # a step of noise alone; a cohort may be empty without a failure
             after = after._replace(failed=s.failed + bool(outcomes))
             effect = "the model changed by the noise alone"

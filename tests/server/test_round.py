@@ -53,6 +53,14 @@ def test_a_round_that_goes_too_far_fails(
     assert any(w.startswith(line) for w in warnings)
 
 
+def test_the_traffic_of_a_failed_round_counts() -> None:
+    *_, failed, counted = federation(strategy(min_replies=C), 3, early(broken))
+    assert [r.metrics["counted"] for r in (failed, counted)] == [0, 1]
+    assert failed.metrics["down-bytes"] == counted.metrics["down-bytes"] > 0
+    assert failed.metrics["up-bytes"] / (C - 1) == counted.metrics["up-bytes"] / C
+    assert "train-loss" not in failed.metrics
+
+
 def test_the_broadcast_to_a_dropped_client_counts() -> None:
     """Its upload does not."""
     last = federation(strategy(), 1, broken)[-1].metrics

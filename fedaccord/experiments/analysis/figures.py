@@ -139,11 +139,14 @@ def save_landscapes(path: Path, landscapes: "Mapping[str, Landscape]") -> None:
     losses = np.stack([each.losses.numpy() for each in landscapes.values()])
     finite = losses[np.isfinite(losses)]
     low, high = (finite.min(), finite.max()) if len(finite) else (1.0, 1.0)
-    levels = np.geomspace(max(low, 1e-6), max(high, 1.01 * low, 2e-6), 20)
+    if low < 0:  # no logarithm, as of a likelihood
+        levels, norm = np.linspace(low, max(high, low + 1e-6), 20), "linear"
+    else:
+        levels, norm = np.geomspace(max(low, 1e-6), max(high, 1.01 * low, 2e-6), 20), "log"
     panels = zip(grid.flat, landscapes.items(), losses, strict=False)
     for axes, (label, (at, _)), heights in panels:
         heights = np.ma.masked_invalid(heights)
-        drawn = axes.contourf(at, at, heights, levels=levels, norm="log", cmap="viridis")
+        drawn = axes.contourf(at, at, heights, levels=levels, norm=norm, cmap="viridis")
         axes.contour(at, at, heights, levels=levels, colors="white", linewidths=0.4)
         axes.plot(0, 0, "+", color="white")
         axes.set_aspect("equal")

@@ -171,7 +171,8 @@ def fairness(saved: Saved) -> Iterator[Measure]:
         samples = saved.task.client_test(client)
         assert isinstance(samples, tuple)
         batches = saved.task.batches(samples, saved.w.dtype)
-        of_client = evaluate(saved.model, saved.w, batches, saved.task.loss)
+        task = saved.task
+        of_client = evaluate(saved.model, saved.w, batches, task.loss, metrics=task.metrics)
         if (accuracy := of_client.get("accuracy")) is not None:
             accuracies.append(accuracy)
             examples.append(len(samples[1]))

@@ -120,7 +120,7 @@ def summary(
         }
         row |= {f"{name}{MEAN}": final(group, name) for name in others}
         if EPSILON in costs:
-            row[EPSILON] = Spread.of([t[EPSILON].iloc[-1] for t in group.tables if len(t)])
+            row[EPSILON] = Spread.of([t[EPSILON].iloc[-1] for t in measured(group) if len(t)])
         row |= {f"{cost}{TO_TARGET}": spent[cost] for cost in costs}
         rows.append(row | {"reached": f"{spent['round'].number} of {len(group.runs)}"})
     return Summary(metric, target, order, rows, point)

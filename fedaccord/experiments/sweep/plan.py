@@ -79,7 +79,7 @@ class SweepOptions:
     target: float = option(
         0.0,
         "rounds, bytes, gradients and seconds of the tests are counted up to this test accuracy "
-        "(or loss, as metric); 0: nine tenths of the best, of a loss eleven tenths",
+        "(or loss, as metric); 0: nine tenths of the best, a loss: a tenth of its size above it",
         low=0,
     )
     fair: str = option(

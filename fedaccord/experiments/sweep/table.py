@@ -188,7 +188,9 @@ def written(metric: str, value: float) -> str:
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
     return {
         name: fmean(values) if values else math.nan,
-        f"{name}{STD}": stdev(values) if len(values) > 1 else math.nan,
+        f"{name}{STD}": stdev(values)
+        if len(values) > 1 and all(map(math.isfinite, values))
+        else math.nan,
     }
 
 

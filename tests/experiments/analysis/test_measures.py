@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedaccord.experiments.analysis import curvature, measures
+from fedaccord.experiments.analysis.figures import save_landscapes
 from fedaccord.experiments.analysis.measures import FILE, Measure, MeasureOptions, Saved
 from fedaccord.experiments.analysis.ranking import Spread
 from fedaccord.experiments.analysis.table import text
@@ -113,6 +114,26 @@ def test_a_run_without_test_samples_has_the_other_measures(tmp_path: Path) -> No
     assert result.exit_code == 0, result.output
     assert "train-loss" in result.stdout
     assert "test-loss" not in result.stdout
+
+
+def test_outputs_that_are_no_scores_of_classes_have_the_other_measures(tmp_path: Path) -> None:
+    words = ("dataset=digits", "model=tests.own:one_logit", "loss=tests.own:is_large")
+    success(run(tmp_path, "name=x", "algo=fedavg", "metrics=tests.own:is_found", *words))
+    result = success(invoke("measure", str(tmp_path / "runs" / "x"), *QUICK))
+    assert "hessian-top-eigenvalue" in result.stdout
+    assert "accuracy" not in result.stdout
+
+
+def test_a_landscape_of_a_loss_below_0_is_filled(tmp_path: Path) -> None:
+    at = [-1.0, 0.0, 1.0]
+    heights = torch.tensor(at)[:, None] ** 2 + torch.tensor(at) ** 2 - 9
+    colours = []
+    for shift in (0.0, 10.0):
+        picture = tmp_path / f"{shift}.png"
+        save_landscapes(picture, {"fedavg": measures.Landscape(at, heights + shift)})
+        pixels = np.asarray(Image.open(picture).convert("RGB"))
+        colours.append(len(np.unique(pixels[:, : pixels.shape[1] // 2].reshape(-1, 3), axis=0)))
+    assert colours[0] > 0.8 * colours[1]
 
 
 def test_fairness_is_over_the_clients_shares_of_the_test_samples(

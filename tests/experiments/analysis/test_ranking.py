@@ -98,6 +98,12 @@ def test_the_cost_of_a_target_is_that_of_its_first_evaluation_over_the_runs_that
     assert usual_target([group], "test-loss") == pytest.approx(1.1 * 0.5)
 
 
+def test_the_usual_target_of_a_loss_below_0_can_be_reached(tmp_path: Path) -> None:
+    write(tmp_path, [0.0, 11.0])  # a loss of -10
+    (group,) = groups(tmp_path)
+    assert usual_target([group], "test-loss") == pytest.approx(-9)
+
+
 def test_runs_are_ranked_at_a_number_of_simulated_seconds(tmp_path: Path) -> None:
     write(tmp_path, [0.1, 0.6, 0.9], lr=0.1, clock=10.0)
     write(tmp_path, [0.1, 0.5, 0.7], lr=0.2, clock=4.0)
@@ -136,6 +142,14 @@ def test_a_run_without_rounds_beside_private_ones_ends_nothing(tmp_path: Path) -
     rows = {row["rounds"]: row for row in summary(groups(tmp_path), 0.7).rows}
     assert rows[1]["dp-epsilon"].mean == 3.0
     assert rows[0]["dp-epsilon"].number == 0
+
+
+def test_the_epsilon_of_a_row_is_of_the_runs_that_are_counted(tmp_path: Path) -> None:
+    write(tmp_path, [0.1, 0.6, 0.7], epsilon=3.0)
+    stopped = write(tmp_path, [0.1, 0.6], epsilon=3.0, seed=1) / "summary.json"
+    stopped.write_text(stopped.read_text().replace("completed", "interrupted"))
+    (row,) = summary(groups(tmp_path), 0.7).rows
+    assert row["dp-epsilon"] == Spread.of([6.0])
 
 
 def test_runs_are_ranked_at_an_epsilon(tmp_path: Path) -> None:
