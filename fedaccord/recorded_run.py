@@ -1,7 +1,7 @@
 """The recorded run of every runtime: a configuration and its clients in, a run directory out."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from fedaccord.core.request import ModelSettings
 from fedaccord.core.rounds import RoundState, forget
 from fedaccord.core.vectors import Vector, is_finite, leaves
 from fedaccord.federation.clock import Clock
-from fedaccord.federation.device_profiles import NONE, devices
+from fedaccord.federation.device_profiles import NONE, Device, devices
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.evaluation import check_tests
 from fedaccord.federation.fleet import IN_PROCESS, SIMULATED, Fleet
@@ -63,6 +63,9 @@ def run(
     trackers.check(config.tracker)
     if in_process and method.device_profile == NONE:
         check_real_time(method, deployed=False)
+    simulated = None
+    if in_process and method.device_profile != NONE:
+        simulated = simulated_devices(method, config.num_clients)
     if task:
         check_tests(method, task.num_tests, in_process)
     data, metrics = (task.fingerprint, task.metrics) if task else ({}, config.task.metrics)
@@ -109,6 +112,7 @@ def run(
             task,
             config.num_server_rounds,
             config.eval_train,
+            simulated,
             cohorts=cohorts,
             on_round=record,
             book=log_book,
@@ -223,13 +227,15 @@ def run_of(
     task: Task,
     num_rounds: int,
     eval_train: bool = False,
+    simulated: Sequence[Device] | None = None,
     **more: Any,
 ) -> Run:
     """A `Run`, made with ``more``, that is evaluated on the task's test samples, unless only the
     clients evaluate.
 
     ``eval_train``: evaluate the output model on the training samples too; generalisation-gap is
-    its train accuracy less its test accuracy, both in [0, 1].
+    its train accuracy less its test accuracy, both in [0, 1]. ``simulated``: the devices of a
+    device profile; None: read or drawn here.
     """
     settings, at_once = method.model_settings, fleet.evaluators
     model = task.model(settings)
@@ -249,18 +255,27 @@ def run_of(
     more["model"] = model.layout
     if method.device_profile != NONE and fleet.place == IN_PROCESS:
         up = upload_bytes(method.cost, method.client_half(), model.w)
-        simulated = devices(method.device_profile, method.seed, fleet.num_clients)
-        if method.has_noisy_sums and any(device.active for device in simulated):
-            raise ValueError(
-                "device-profile: expected devices that are always available with dp, got active "
-                "times: a client that takes part decides when the next round begins, and with whom"
-            )
+        simulated = simulated or simulated_devices(method, fleet.num_clients)
         samples = task.num_examples, task.samples_of_step
         more["clock"] = Clock(simulated, *samples, up, method.cost.gradients)
     if method.evaluation != "clients":
         more["evaluate"] = evaluate
         more["evaluate_output"] = evaluate_train if eval_train else None
     return Run(method, fleet, initial, num_rounds, **more)
+
+
+def simulated_devices(method: FederatedStrategy, num_clients: int) -> Sequence[Device]:
+    """The devices of a device profile.
+
+    Raises ValueError, in one line, if its file, or differential privacy, does not fit.
+    """
+    simulated = devices(method.device_profile, method.seed, num_clients)
+    if method.has_noisy_sums and any(device.active for device in simulated):
+        raise ValueError(
+            "device-profile: expected devices that are always available with dp, got active "
+            "times: a client that takes part decides when the next round begins, and with whom"
+        )
+    return simulated
 
 
 def loss_of(method: FederatedStrategy, task: Task) -> str:

@@ -91,10 +91,22 @@ def _activity(path: Path, device: Mapping[str, Any]) -> dict[str, object]:
     period = _number(path, device["finish_time"])  # which the times repeat after
     pairs = sorted((_number(path, b), _number(path, e)) for b, e in zip(begins, ends, strict=False))
     within = [(begin, min(end, period)) for begin, end in pairs]
-    active = " ".join(f"{begin:.15g}-{end:.15g}" for begin, end in within if begin < end)
+    merged: list[tuple[float, float]] = []  # intervals of a trace may overlap
+    for begin, end in ((begin, end) for begin, end in within if begin < end):
+        if merged and begin <= merged[-1][1]:
+            begin, end = merged[-1][0], max(end, merged.pop()[1])
+        merged.append((begin, end))
+    active = " ".join(f"{_digits(begin)}-{_digits(end)}" for begin, end in merged)
     if not active:
         raise ValueError(f"{path}: expected a device that is active for a while, got none")
     return {"active": active, "period_s": period}
+
+
+def _digits(seconds: float) -> str:
+    """Without an exponent, whose sign would look like the end of an interval."""
+    from numpy import format_float_positional
+
+    return format_float_positional(seconds, trim="-")
 
 
 def _number(path: Path, value: Any) -> float:

@@ -84,24 +84,37 @@ class Clock:
         self._up_bytes, self._gradients = up_bytes, gradients
         self._presence = Presence(devices) if any(d.active for d in devices) else None
 
-    def available(self, clients: Sequence[int], now: float) -> tuple[Sequence[int], float]:
-        """The available clients, and the time: later than ``now`` if it has to wait for the first
-        one.
+    def available(
+        self, clients: Sequence[int], now: float, least: int = 1
+    ) -> tuple[Sequence[int], float]:
+        """The available clients, and the time: later than ``now`` if it has to wait until there
+        are ``least`` of them; if there never are, those that are there first.
 
         Raises FederationError if none ever connects."""
-        if self._presence is None:
+        if self._presence is None or not clients:
             return clients, now
-        if active := self._presence.among(clients, now):
+        first, last = None, math.inf
+        while len(active := self._presence.among(clients, now)) < min(least, len(clients)):
+            if active and first is None:
+                first, last = (active, now), self._two_periods(clients, now)
+            change = self._presence.change(clients)
+            if change == math.inf or change > last:
+                break
+            now = change
+        else:
             return active, now
-        first = self._presence.change(clients)
-        if first == math.inf:
+        if first is None:
             raise FederationError(
                 f"device-profile: none of {len(clients)} clients is available after {now:.0f} "
                 "simulated seconds: set period_s, or fewer rounds"
             )
-        active = self._presence.among(clients, first)
-        assert active
-        return active, first
+        return first
+
+    def _two_periods(self, clients: Sequence[int], now: float) -> float:
+        """When each of these clients has connected as it does in every period."""
+        devices = [self.devices[i] for i in clients if self.devices[i].active]
+        ends = [device.active[-1][1] for device in devices if not device.period]
+        return max([now + 2 * max(device.period for device in devices), *ends])
 
     def active(self, clients: Sequence[int], now: float) -> Sequence[int]:
         """The available clients among these."""

@@ -140,7 +140,10 @@ def read(path: Path, num_clients: int) -> list[Device]:
 
 
 def write(path: Path, rows: Mapping[int, Mapping[str, object]]) -> None:
-    """A file for `read`; rows: of each client, with the columns' names."""
+    """A file for `read`; rows: of each client, with the columns' names. Raises ValueError, in one
+    line, for a row that `read` would refuse."""
+    for client, row in rows.items():
+        _of_row(client, {name: str(value) for name, value in row.items()})
     text = io.StringIO()
     table = csv.DictWriter(text, (*REQUIRED, *OPTIONAL), lineterminator="\n")
     table.writeheader()

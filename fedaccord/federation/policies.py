@@ -61,7 +61,9 @@ class FullRound:
         if missing:
             return Collected(s, [], (), failure=missing)
         if self.clock:
-            available, now = self.clock.available(self._eligible(s, available), s.clock)
+            available, now = self.clock.available(
+                self._eligible(s, available), s.clock, self.method.needed_replies(s.num_clients)
+            )
             s = s._replace(clock=now)
         requests = self.session.requests(s, self.cohort(s, available))
         timing = self._timing(requests, s)
@@ -143,7 +145,9 @@ class Buffered(FullRound):
         receive them at once."""
         at_work = {request.client for request in s.visits}
         if self.clock and not at_work:
-            available, now = self.clock.available(self._eligible(s, available), s.clock)
+            available, now = self.clock.available(
+                self._eligible(s, available), s.clock, self.method.needed_replies(s.num_clients)
+            )
             s = s._replace(clock=now)
         elif self.clock:
             available = self.clock.active(available, s.clock)

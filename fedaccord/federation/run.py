@@ -278,6 +278,8 @@ class Run:
             bad = (row for row in last.clients if row["status"] != OK)
             dropped = next((f"; client {row['client']}: {row['status']}" for row in bad), "")
             advice = "; fix the clients, or lower lr if they diverged,"
+            if self.method.deadline and dropped.partition(": ")[2].startswith("late"):
+                advice = "; raise deadline"
             if isinstance(last.failure, NotConnected):  # its text has advice already
                 advice = ""
             raise FederationError(

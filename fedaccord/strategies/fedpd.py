@@ -36,6 +36,7 @@ from fedaccord.core import (
     option,
 )
 from fedaccord.core.cost import Cost
+from fedaccord.core.method_settings import OWN_STATES, expect
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.gossip import Gossip
 
@@ -133,6 +134,9 @@ class FedPD(FederatedStrategy):
                 "fedpd: local-init=own starts from the client's own model, so relaxed "
                 "initialisation has no start to move; set local-init=server"
             )
+        if self.p:
+            why = ": its silent rounds send nothing"
+            expect(self, "optimizer-state", OWN_STATES, "with fedpd.p above 0", why)
         for plugin in self.active_plugins:
             if plugin.place and self.p:
                 raise ValueError(

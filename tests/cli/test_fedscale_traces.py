@@ -53,6 +53,38 @@ def test_intervals_are_in_order_and_end_with_the_trace(tmp_path: Path) -> None:
     assert read(out, 2)[0].active == ((0, 20), (50, 100))
 
 
+@pytest.mark.parametrize(
+    ("active", "inactive", "expected"),
+    [
+        ([0, 10], [20, 30], ((0, 30),)),
+        ([0, 5, 60], [50, 10, 70], ((0, 50), (60, 70))),
+        ([0.00001], [20], ((0.00001, 20),)),
+    ],
+)
+def test_intervals_may_overlap_and_begin_soon(
+    active: list[float], inactive: list[float], expected: Any, tmp_path: Path
+) -> None:
+    capacity, out = dumped(tmp_path / "capacity", CAPACITY), tmp_path / "devices.csv"
+    trace = {1: {"active": active, "inactive": inactive, "finish_time": 100}}
+    success(convert(capacity, "--behaviour", dumped(tmp_path / "trace", trace), "--out", out))
+    assert read(out, 2)[0].active == expected
+
+
+@pytest.mark.parametrize(
+    ("capacity", "line"),
+    [
+        ({"computation": 1, "communication": 1e-9}, "expected up_kbps of client 0 of at least"),
+        ({"computation": 1e18, "communication": 1}, "expected ms_per_sample of client 0 from"),
+    ],
+)
+def test_a_device_that_no_run_could_read_is_not_written(
+    capacity: dict[str, float], line: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "devices.csv"
+    assert line in refusal(tmp_path, convert(dumped(tmp_path / "c", {1: capacity}), "--out", out))
+    assert not out.exists()
+
+
 class Malicious:
     def __init__(self, path: Path) -> None:
         self.path = path

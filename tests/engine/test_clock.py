@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord
 from fedaccord import simulate
 from fedaccord.engine import run_with
 from fedaccord.federation.device_profiles import lognormal, write
+from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import DEVICES
 from fedaccord.federation.run import Run
 from fedaccord.plugins.broadcast import Broadcast
@@ -119,6 +120,10 @@ def test_a_resumed_run_has_the_same_clock(tmp_path: Path) -> None:
         (lambda: FedAvg(device_profile="phones"), "expected one of none, lognormal, or the path"),
         (lambda: FedAvg(over_selection=0.1, sampling="bernoulli"), "cohorts vary in size"),
         (lambda: FedPD(over_selection=0.1, fraction_train=1.0), "its rounds have all clients"),
+        (
+            lambda: FedPD(fraction_train=1.0, p=0.5, optimizer="adamw", optimizer_state="average"),
+            "expected reset or keep with fedpd.p above 0, got 'average': its silent rounds send",
+        ),
         (lambda: simulate("dpsgd", **SMALL), "under gossip there is none"),
         (lambda: simulate("fedavg", **SMALL | {"device_profile": "/no.csv"}), "No such file"),
         (
@@ -149,6 +154,64 @@ def test_private_sums_are_of_devices_that_are_always_available(where: str, tmp_p
         return
     with pytest.raises(ValueError, match=r"^device-profile: .* always available with dp, got act"):
         history(**more)
+
+
+def of_windows(path: Path, *windows: str) -> dict[str, Any]:
+    """Devices that are available in these windows, which repeat after 100 seconds."""
+    device = {"ms_per_sample": 1, "up_kbps": 1e6, "down_kbps": 1e6, "latency_ms": 500}
+    write(path, {i: device | {"active": it, "period_s": 100} for i, it in enumerate(windows)})
+    return {"num_clients": len(windows), "device_profile": str(path)}
+
+
+@pytest.mark.parametrize(
+    ("algo", "more"),
+    [("fedavg", {"fraction_train": 1.0, "min_replies": 3}), ("fedpd", {"fraction_train": 1.0})],
+)
+def test_a_round_waits_for_as_many_devices_as_it_needs(
+    algo: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    devices = of_windows(tmp_path / "d.csv", "0-60", "50-100", "0-100")
+    keys = {k: SMALL[k] for k in ("model", "local_steps", "threads")}
+    table = simulate(algo, rounds=2, **keys, **devices, **more).metrics
+    assert table["replies"].tolist()[1:] == [3, 3]
+    assert 50.5 < table["clock"].iloc[1] < 51
+
+
+@pytest.mark.parametrize("period", ["100", ""])
+def test_devices_that_never_meet_fail_their_rounds(period: str, tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    devices = of_windows(path, "0-40", "50-100")
+    path.write_text(path.read_text().replace(",100\n", f",{period}\n"))
+    more = SMALL | devices | {"fraction_train": 1.0, "min_replies": 2}
+    with pytest.raises(FederationError, match="expected at least 2 good replies, got 1"):
+        simulate("fedavg", **more)
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "buffered"])
+def test_a_given_cohort_may_be_empty_beside_windows(schedule: str, tmp_path: Path) -> None:
+    devices = of_windows(tmp_path / "d.csv", "0-50", "0-50")
+    keys = {k: SMALL[k] for k in ("model", "local_steps", "threads")} | devices
+    keys |= {"schedule": schedule, "rounds": 3, "participation": [[0], [], [1]]}
+    if schedule == "buffered":
+        keys |= {"concurrency": 1, "buffer_size": 1}
+    assert simulate("fedavg", **keys).metrics["replies"].tolist()[1:] == [1, 0, 1]
+
+
+def test_a_file_that_does_not_fit_leaves_no_run(tmp_path: Path) -> None:
+    devices = of_windows(tmp_path / "d.csv", "0-50", "0-50")
+    keys = {k: SMALL[k] for k in ("model", "local_steps", "threads")} | devices
+    dp = {"sampling": "bernoulli", "dp.noise-multiplier": 1.0}
+    for wrong in ({"device_profile": "/no/such.csv"}, {"num_clients": 3}, dp):
+        with pytest.raises(ValueError, match=r"^device-profile: "):
+            run_with("fedavg", **keys | wrong, out_dir=str(tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_late_replies_advise_a_later_deadline() -> None:
+    with pytest.raises(
+        FederationError, match=r"took 0\.01; raise deadline or raise max-failed-rounds$"
+    ):
+        history(deadline=0.01)
 
 
 def test_a_deployment_has_a_real_clock() -> None:
