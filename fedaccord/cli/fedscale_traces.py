@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -104,9 +105,7 @@ def _activity(path: Path, device: Mapping[str, Any]) -> dict[str, object]:
 
 def _digits(seconds: float) -> str:
     """Without an exponent, whose sign would look like the end of an interval."""
-    from numpy import format_float_positional
-
-    return format_float_positional(seconds, trim="-")
+    return f"{Decimal(repr(seconds)):f}"
 
 
 def _number(path: Path, value: Any) -> float:

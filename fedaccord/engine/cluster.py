@@ -17,14 +17,14 @@ from ray._private import utils as ray_utils
 from fedaccord.compat.read_only import over
 from fedaccord.data.seeding import ALONE
 from fedaccord.federation import ray_cluster
-from fedaccord.federation.errors import last_line
+from fedaccord.federation.errors import clean
 from fedaccord.process.interrupts import interruptible, take_back
 from fedaccord.process.threads import check_workers
 from fedaccord.storage.files import nearest
 
+ZERO_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"  # 0: workers without a share of a GPU see all
 ENVIRONMENT = {  # of this process and of Ray's while Ray runs; the user's values have priority
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # this process logs the relevant ones
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers without a share of a GPU see every GPU
     # seconds after which Ray's agents exit if the run was killed; Ray's default is a minute
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
 }
@@ -41,9 +41,10 @@ BY_RAY = ("RAY_USAGE_STATS_ENABLED", "PYTHONBREAKPOINT")  # further variables th
 
 
 @contextmanager
-def environment() -> Iterator[None]:
-    """A block in which `ENVIRONMENT` and `FULL` are set; after it the variables are as before."""
-    ours = {**ENVIRONMENT, FULL: f"{_share():.6f}"}
+def environment(zero_gpus: str = "0") -> Iterator[None]:
+    """A block in which `ENVIRONMENT`, `ZERO_GPUS` and `FULL` are set; after it the variables are as
+    before."""
+    ours = {**ENVIRONMENT, ZERO_GPUS: zero_gpus, FULL: f"{_share():.6f}"}
     before = {name: os.environ.get(name) for name in (*ours, *BY_RAY)}
     os.environ.update({**ours, **os.environ})
     try:
@@ -69,15 +70,17 @@ def ray_for(workers: int, address: str, threads: int, gpus: float) -> Iterator[M
     is no such cluster, it has too few resources, or another thread is in such a block.
     """
     with _in_one_thread(), environment():
+        more = f" for {workers} workers of {{:g}}; lower workers or {{}}"
+        needed_gpus = workers * gpus, "GPU", more.format(gpus, "gpus-per-worker")
         if ray.is_initialized():  # the caller has also reserved the cores of this process
+            check_room("workers", *needed_gpus)
             with tensors_as_arrays():
                 yield {"num_cpus": 0, "num_gpus": gpus}
             return
         check_workers(workers, address)
         with started(address, workers * threads):
-            for what, each, key in (("CPU", threads, "threads"), ("GPU", gpus, "gpus-per-worker")):
-                more = f" for {workers} workers of {each:g}; lower workers or {key}"
-                check_room("workers", workers * each, what, more)
+            check_room("workers", workers * threads, "CPU", more.format(threads, "threads"))
+            check_room("workers", *needed_gpus)
             with tensors_as_arrays():
                 yield {"num_cpus": threads, "num_gpus": gpus}
 
@@ -107,11 +110,19 @@ def tensors_as_arrays() -> Iterator[None]:
 
 def share_tensors() -> None:
     """Let Ray pass tensors as arrays; received ones are in Ray's memory and must not be changed."""
-    ray.util.register_serializer(torch.Tensor, serializer=_to_array, deserializer=over)
+    ray.util.register_serializer(torch.Tensor, serializer=_to_array, deserializer=_over)
 
 
 def _to_array(tensor: torch.Tensor) -> Any:
-    return tensor.detach().cpu().numpy()
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:  # which NumPy lacks
+        return tensor.view(torch.int16).numpy(), True
+    return tensor.numpy(), False
+
+
+def _over(content: tuple[Any, bool]) -> torch.Tensor:
+    array, is_bfloat16 = content
+    return over(array).view(torch.bfloat16) if is_bfloat16 else over(array)
 
 
 @contextmanager
@@ -152,11 +163,10 @@ def begin(address: str, cores: int) -> None:
                 logging_level=logging.ERROR,
                 num_cpus=cores if address == "local" else None,
             )
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ValueError(
-            f"ray-address: expected local, auto or HOST:PORT of a Ray cluster, got {address!r} "
-            f"({last_line(str(error))})"
-        ) from None
+    except Exception as error:  # Ray raises plain ones, too
+        what = f"ray-address: expected local, auto or HOST:PORT of a Ray cluster, got {address!r}"
+        what = "workers: Ray did not start here" if address == "local" else what
+        raise ValueError(f"{what} ({clean(str(error))})") from None
     finally:
         setattr(ray_constants, UV_RUN, uv_run)
         ray_utils.set_sigterm_handler = sigterm

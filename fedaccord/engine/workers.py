@@ -30,7 +30,7 @@ from fedaccord.core.request import (
 from fedaccord.core.vectors import nbytes
 from fedaccord.engine.cluster import ray_for, share_tensors
 from fedaccord.engine.fleet import CALL_BYTES, InProcessFleet, LocalFleet, describe
-from fedaccord.federation.errors import FederationError, last_line
+from fedaccord.federation.errors import FederationError, clean, last_line
 from fedaccord.federation.fleet import LATE, TrainReplies
 from fedaccord.process.allocator import keep_freed_memory
 from fedaccord.process.threads import cores
@@ -40,6 +40,7 @@ from fedaccord.task import Task
 
 log = logging.getLogger("flwr")
 
+PATIENCE = 60.0  # seconds in which workers usually start
 SHARES = 4  # calls per worker and round: later ones balance the times of earlier ones
 DIED = "its worker process died, even when run alone: perhaps it needs more memory than is free"
 
@@ -116,6 +117,7 @@ class Slot:
 
     def begin(self) -> None:
         self.actor = self._start()
+        self.is_doubtful = False  # idle while another died, perhaps with their machine
         self.share: Share | None = None
         self.waits: list[Any] = [self.actor.device.remote()]  # Ray objects; empty: idle
 
@@ -152,7 +154,11 @@ class WorkersFleet(InProcessFleet):
         super().__init__(task, RayStore(), vectorize, on_client)
         self._slots = [Slot(start) for _ in range(workers)]
         try:
-            devices = ray.get([slot.free()[1][0] for slot in self._slots])
+            beginning = [slot.free()[1][0] for slot in self._slots]
+            _, missing = ray.wait(beginning, num_returns=workers, timeout=PATIENCE)
+            if missing:
+                log.warning("waiting for %d of %d workers: Ray has no room", len(missing), workers)
+            devices = ray.get(beginning)
         except RayError as error:
             raise ValueError(f"workers: a worker did not start: {last_line(str(error))}") from None
         here = torch.device(task.device).type
@@ -255,7 +261,8 @@ class WorkersFleet(InProcessFleet):
                     if without and not stateless:
                         yield part.instructions[0], StateLost(part.instructions[0].accepted), None
                     else:
-                        left.append(part._replace(states=[None]) if without else part)
+                        states = [None] if without else part.states
+                        left.append(part._replace(states=states, again=False))
             except RayTaskError as error:  # errors that LocalFleet does not count as a client's
                 assert share is not None
                 reason = describe(error.cause)
@@ -264,15 +271,19 @@ class WorkersFleet(InProcessFleet):
                 if share is None:
                     self._give_up(slot, error)
                     continue
+                was_alive = not slot.is_doubtful
                 slot.begin_again()
+                for other in self._slots:
+                    other.is_doubtful |= not other.waits
                 what = "a worker process died: another starts"
-                if share.again:
+                if share.again and was_alive:
                     log.warning("%s", what)
                     yield share.instructions[0], DIED, None
                 else:
                     log.warning("%s, %d clients repeat their visit", what, len(share.instructions))
                     left.extend(share.apart())
             else:
+                slot.is_doubtful = False
                 employ()  # the caller validates the readings meanwhile
                 if share is not None:
                     states = after or [None] * len(readings)
@@ -301,6 +312,17 @@ class WorkersFleet(InProcessFleet):
         log.warning("a worker did not start again: %s; %d left", reason, len(self._slots))
 
 
+def sent(task: Task) -> Any:
+    """Ray's object of a task. Raises ValueError, in one line, if it cannot be sent."""
+    try:
+        return put(task)
+    except TypeError as error:
+        raise ValueError(
+            "workers: expected clients, test samples, model and loss that can be sent to other "
+            f"processes, got {clean(str(error.__cause__ or error))}; set workers=0"
+        ) from None
+
+
 @contextmanager
 def workers_fleet(
     task: Task,
@@ -318,7 +340,7 @@ def workers_fleet(
     load: makes a worker's task; None: it is sent this one.
     """
     with ray_for(workers, address, threads, gpus) as resources:
-        get: Callable[[], Any] = load or partial(ray.get, put(task))
+        get: Callable[[], Any] = load or partial(ray.get, sent(task))
         start = partial(ray.remote(Worker).options(**resources).remote, get, threads, vectorize)
         fleet = WorkersFleet(task, start, workers, vectorize, on_client)
         try:

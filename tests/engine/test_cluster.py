@@ -56,6 +56,58 @@ def test_a_cluster_that_is_gone_is_named_at_once_and_a_local_one_ignores_it(
     assert addresses == ["local"]
 
 
+@pytest.mark.parametrize(
+    ("address", "error", "line"),
+    [
+        (
+            "local",
+            Exception("The node\ntimed out"),
+            "workers: Ray did not start here .The node t",
+        ),
+        (
+            "10.0.0.9:6379",
+            RuntimeError("Version mismatch:\n  Ray: 1"),
+            "ray-address: .*Version m",
+        ),
+    ],
+)
+def test_why_ray_does_not_start_is_one_line(
+    address: str, error: Exception, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(cluster.ray_cluster, "connect", lambda *_: True)
+    with pytest.raises(ValueError, match=f"^{line}") as refusal:
+        cluster.begin(address, 1)
+    assert "\n" not in str(refusal.value)
+
+
+def test_in_a_session_of_the_caller_there_must_be_gpus_for_all_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray would wait for them without end."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    with (
+        pytest.raises(ValueError, match="expected at most 0, the GPUs that Ray has, got 1 for 2 w"),
+        cluster.ray_for(2, "local", 1, 0.5),
+    ):
+        pass
+
+
+def test_a_task_that_cannot_be_sent_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = pytest.importorskip("fedaccord.engine.workers")
+
+    def put(task: object) -> None:
+        raise TypeError("Could not serialize\nreport") from TypeError("cannot pickle 'lock' object")
+
+    monkeypatch.setattr(workers, "put", put)
+    with pytest.raises(ValueError, match=r"^workers: expected .*cannot pickle 'lock' object; "):
+        workers.sent(None)
+
+
 def test_a_signal_while_ray_starts_ends_the_block_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's own handler would end the process at once, an exception in its core with a dump."""
     done = []

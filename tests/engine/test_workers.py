@@ -216,6 +216,31 @@ def test_a_worker_that_dies_changes_no_bit(
     assert "a worker process died: another starts, 1 clients" in caplog.text
 
 
+def test_workers_that_die_together_drop_no_client(
+    alone: History, fleet: Any, trap: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on one machine: the one at work and the one that had just finished."""
+    visits: list[int] = []
+
+    def on_client(client: int) -> None:
+        visits.append(client)
+        if len(visits) == len(COHORTS[0]) - 1:
+            for slot in fleet._slots:
+                ray.kill(slot.actor)
+
+    trap.write_text("sleeps")  # so that one client waits until all others have replied
+    monkeypatch.setattr(fleet, "_on_client", on_client)
+    assert_same(run(small("scaffold")), alone)
+
+
+def test_bfloat16_passes_through_ray(fleet: Any) -> None:
+    x = torch.arange(6.0).reshape(2, 3).bfloat16()
+    for sent in (x, x[0, 1], x[:0]):
+        got = ray.get(ray.put(sent))
+        assert (got.dtype, got.shape) == (sent.dtype, sent.shape)
+        assert torch.equal(got, sent)
+
+
 def wait_for_workers(fleet: Any) -> None:
     """Until no worker is starting, as one does if another test killed its predecessor."""
     if starting := [ref for slot in fleet._slots for ref in slot.waits]:

@@ -4,14 +4,10 @@ Ray reuses its worker processes: each loads PyTorch and the data once.
 """
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
-
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # gpus = 0: a trial sees none
-
 import ray
 
 from fedaccord.engine.cluster import check_room, environment, started
@@ -39,10 +35,12 @@ def on_ray(options: SweepOptions) -> Iterator[Climbing]:
     Raises ValueError if there is no such cluster, or if it is too small.
     """
     cores = max(threads.processes(options.workers), math.ceil(options.cpus))
-    with environment(), started(options.ray_address, cores):
+    of_caller = ray.is_initialized()  # its Ray stays as it is
+    begun = nullcontext() if of_caller else started(options.ray_address, cores)
+    with environment(zero_gpus="1"), begun:  # with gpus = 0 a trial sees none
         check_room("[sweep] cpus", options.cpus, "CPU")
         check_room("[sweep] gpus", options.gpus, "GPU")
-        of_ray = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_retries=0)
+        of_ray = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_retries=1)
         task = of_ray(_rung)
 
         def climb(
@@ -54,7 +52,7 @@ def on_ray(options: SweepOptions) -> Iterator[Climbing]:
                 ladder, rung = running.pop(future)
                 try:
                     rows = ray.get(future)
-                except ray.exceptions.RayError as error:  # its process died, or a file's error
+                except ray.exceptions.RayError as error:  # its process died twice, or its files
                     ladder, rung = [ladder[-1]], 0
                     reason = str(error).strip().splitlines()[-1]
                     rows = [{"status": FAILED, "reason": reason}] * len(ladder[0])

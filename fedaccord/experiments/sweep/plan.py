@@ -360,7 +360,7 @@ def _options(table: Mapping[str, Any]) -> SweepOptions:
             if key in table
         }
     )
-    if not checked.ray_address:  # whose machines have other cores
+    if checked.ray_address in ("", "local"):  # machines of a cluster have other cores
         threads.check(checked.workers, "[sweep] workers")
     measured = metric_of(checked.metric) or metric_of(f"test-{checked.metric}")
     if is_share(measured) and checked.target > 1:

@@ -68,6 +68,10 @@ PAGE = Path(__file__).parents[3] / "docs" / "sweeps.md"
             {"run": {"fedsam": {"lr": 0.3}}, "space": {"algo": ["fedsam"], "lr": [0.1]}},
             r"fedsam.lr: expected it in \[run.fedsam\] or lr in \[space\], got both; use \[space.f",
         ),
+        (
+            {"sweep": {"workers": 10_000, "ray-address": "local"}},
+            r"\[sweep\] workers: expected at most \d+, the cores of this machine, got 10000",
+        ),
         ({"sweep": {"seeds": 3}}, r"\[sweep\] seeds: expected a list of integers"),
         ({"sweep": {"seeds": [0, 0]}}, r"\[sweep\] seeds: expected different seeds"),
         ({"sweep": {"test-seeds": [-1]}}, r"seed: expected at least 0, got -1"),
