@@ -45,8 +45,8 @@ def warm(commands: Commands, forget: str) -> Iterator[None]:
     thread and has imported their packages.
 
     forget: the package whose modules the children import anew. The fork ends with the block, or
-    with this process, however it ends. Raises OSError if there is no room for its folder, and
-    FileNotFoundError, in one line, if a command is not in PATH.
+    with this process, however it ends. Raises OSError if there is no room for its folder or its
+    name is too long, and FileNotFoundError, in one line, if a command is not in PATH.
     """
     folder = Path(tempfile.mkdtemp(prefix="fedaccord-"))  # which this user alone can enter
     lock = os.open(folder, os.O_RDONLY)
@@ -55,7 +55,7 @@ def warm(commands: Commands, forget: str) -> Iterator[None]:
     ours, theirs = os.pipe()
     try:
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(folder / "socket"))
+            _bind(listener, folder)
             listener.listen(16)
             for name in commands:
                 _write_caller(folder, name)
@@ -69,6 +69,17 @@ def warm(commands: Commands, forget: str) -> Iterator[None]:
         for file in (theirs, ours, lock):
             os.close(file)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _bind(listener: socket.socket, folder: Path) -> None:
+    try:
+        listener.bind(str(folder / "socket"))
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise OSError(  # Python's own "AF_UNIX path too long"
+            f"expected a shorter folder for a socket, got {folder.parent}: set TMPDIR"
+        ) from None
 
 
 def _write_caller(folder: Path, name: str) -> None:
@@ -99,7 +110,7 @@ def _serve(
     """
     os.setsid()  # Ctrl-C reaches the children through their callers, once
     calls: list[Call] = []
-    selector = selectors.DefaultSelector()
+    selector = selectors.PollSelector()  # has no file: macOS's kqueue is not inherited by a child
     selector.register(program, selectors.EVENT_READ)
     selector.register(listener, selectors.EVENT_READ)
 
@@ -110,7 +121,7 @@ def _serve(
             request, files = _receive(caller)
             caller.sendall(ACCEPTED)
             command = commands[Path(request["words"][0]).name]
-            others = [listener, program, selector, caller, *(call.caller for call in calls)]
+            others = [listener, program, caller, *(call.caller for call in calls)]
             words = (command, forget, request, files, others)
             child = get_context("fork").Process(target=_become, args=words)
             child.start()

@@ -207,6 +207,48 @@ def test_a_command_that_is_not_there_is_one_line() -> None:
     assert line == f"FileNotFoundError: {reason}"
 
 
+def test_children_start_where_a_selector_does_not_survive_a_fork(tmp_path: Path) -> None:
+    """As macOS's kqueue, which a child does not inherit."""
+    (tmp_path / "fake").write_text("#!/bin/sh\necho the real one\n")
+    (tmp_path / "fake").chmod(0o755)
+    code = """
+import os, selectors, subprocess
+
+class Kqueue(selectors.PollSelector):
+    def __init__(self):
+        super().__init__()
+        self.pid = os.getpid()
+    def fileno(self):
+        if os.getpid() != self.pid:
+            raise ValueError("I/O operation on closed kqueue object")
+        return os.dup(0)
+
+selectors.DefaultSelector = Kqueue
+from fedaccord.process.warm import warm
+with warm({"fake": lambda: print("of the warm process")}, forget="forgotten"):
+    subprocess.run(["fake"], check=True)
+"""
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    command = [sys.executable, "-c", code]
+    output = subprocess.check_output(command, env={**os.environ, "PATH": path}, text=True)
+    assert output == "of the warm process\n"
+
+
+def test_a_folder_too_long_for_a_socket_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("a" * 100)
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    line = f"expected a shorter folder for a socket, got {folder}: set TMPDIR"
+    with (
+        pytest.raises(OSError, match=line),
+        process_warm.warm({"sh": lambda: None}, forget="none"),
+    ):
+        pass
+    assert not [*folder.iterdir()]
+
+
 def test_pauses_of_a_supernode_grow_while_it_is_idle() -> None:
     class Clock:
         now = 0.0
