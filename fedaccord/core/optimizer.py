@@ -29,7 +29,7 @@ from torch.optim.adamw import adamw
 from fedaccord.core import named
 from fedaccord.core.options import option
 from fedaccord.core.rule import LocalConfig, Registered, Stateless
-from fedaccord.core.vectors import Vector, to_device
+from fedaccord.core.vectors import Vector, sum_dtype, to_device
 
 Rate = float | Tensor  # eta_k, or (n, 1) on the host for clients with rates of their own
 
@@ -212,9 +212,10 @@ class AdamW(Optimizer):
             )
 
     def upload(self, own: Moments, config: LocalConfig) -> SentMoments:
-        return self._corrected(own.m, own.v, own.n.double())
+        return self._corrected(own.m, own.v, own.n)
 
     def _corrected(self, m: Vector, v: Vector, n: Tensor) -> SentMoments:
+        n = n.to(sum_dtype(n.device))
         m_share, v_share = ((1 - beta**n).to(m.dtype) for beta in (self.beta1, self.beta2))
         return SentMoments(optimizer_m=m / m_share, optimizer_v=v / v_share)
 
@@ -261,7 +262,7 @@ class Muon(AdamW):
             own.n.add_(1)
 
     def upload(self, own: Moments, config: LocalConfig) -> SentMoments:
-        sent = self._corrected(own.m, own.v, own.n.double())
+        sent = self._corrected(own.m, own.v, own.n)
         assert sent.optimizer_m is not None
         theirs, ours = (pieces_of(x, config) for x in (sent.optimizer_m, own.m))
         for i in config.hidden:  # O does not depend on the scale of M

@@ -36,7 +36,7 @@ from fedaccord.core.method_settings import expect
 from fedaccord.core.options import listed, option
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.topology import RoundInfo, ServerHalf, Step, server_step
-from fedaccord.core.vectors import Number, Vector, map_vectors, stack, to_device
+from fedaccord.core.vectors import Number, Vector, map_vectors, stack, sum_dtype, to_device
 from fedaccord.plugins._topologies import check, components, mixing_matrix, restricted, spectral_gap
 
 TOPOLOGIES = ("ring", "grid", "torus", "exponential", "exponential-directed", "full", "random")
@@ -269,8 +269,9 @@ class Network:
 
     def send(self, vectors: Tensor) -> None:
         """Count one exchange over every link; vectors (m,): sent by each node, in units of d."""
-        links = to_device(self.links.double().sum(0), vectors.device)
-        sent = links @ vectors.double()
+        dtype = sum_dtype(vectors.device)
+        links = to_device(self.links.to(dtype).sum(0), vectors.device)
+        sent = links @ vectors.to(dtype)
         self.sent = self.sent + (float(sent) if sent.is_cpu else sent)
 
     def mix(self, x: Vector) -> Vector:
@@ -295,12 +296,14 @@ def _product(matrix: Tensor, x: Vector) -> Vector:
 
 
 def consensus_distance(x: Sequence[Vector] | Vector) -> Tensor:
-    """(1/m) sum over i of ||x_i - mean of x||^2, a float64 (); x: (d,) for each of m nodes."""
+    """(1/m) sum over i of ||x_i - mean of x||^2, (), float64 if the device has it; x: (d,) for
+    each of m nodes."""
     centre = x[0].clone()
     for x_i in x[1:]:
         centre += x_i
     centre /= len(x)
-    return torch.stack([torch.dist(x_i, centre) for x_i in x]).double().square().mean()
+    distances = torch.stack([torch.dist(x_i, centre) for x_i in x])
+    return distances.to(sum_dtype(centre.device)).square().mean()
 
 
 def _rounded(number: Number) -> Number:

@@ -35,7 +35,7 @@ from fedaccord.core.method_settings import OWN_BUFFERS, OWN_STATES, expect, has_
 from fedaccord.core.options import option
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.topology import ServerHalf
-from fedaccord.core.vectors import Vector, fetch
+from fedaccord.core.vectors import Vector, fetch, sum_dtype
 
 CHUNK = 1 << 20  # elements per sort
 
@@ -115,7 +115,8 @@ def krum(xs: Sequence[Vector], f: int) -> int:
     near = max(1, P - f - 2)
     squares = torch.zeros(P, P, dtype=torch.float64)
     pairs = [(i, j) for i in range(P) for j in range(i)]
-    far = [torch.linalg.vector_norm(xs[i] - xs[j], dtype=torch.float64) for i, j in pairs]
+    dtype = sum_dtype(xs[0].device)
+    far = [torch.linalg.vector_norm(xs[i] - xs[j], dtype=dtype) for i, j in pairs]
     for (i, j), distance in zip(pairs, fetch(far), strict=True):  # synchronises
         squares[i, j] = squares[j, i] = distance**2
     scores = squares.sort(1).values[:, 1 : near + 1].sum(1)  # the first is its own, zero

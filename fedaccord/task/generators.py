@@ -30,6 +30,8 @@ def generators(device: torch.device, others: bool) -> list[Generator]:
     if device.type == "cuda":
         get = partial(torch.cuda.get_rng_state, device)
         result.append(Generator(get, partial(torch.cuda.set_rng_state, device=device), torch.equal))
+    elif device.type == "mps":
+        result.append(Generator(torch.mps.get_rng_state, torch.mps.set_rng_state, torch.equal))
     return result + (OTHERS if others else [])
 
 
@@ -58,16 +60,20 @@ def random_numbers(seed: int, device: torch.device, others: bool = True) -> Iter
     Other threads wait for its end, as for that of `seeded`.
     others: NumPy's and Python's numbers too, beside PyTorch's.
     """
-    on_gpu = device.type == "cuda"
+    on_gpu = device.type in ("cuda", "mps")
     with (
         ALONE,
-        torch.random.fork_rng([device] if on_gpu else []),
+        torch.random.fork_rng(
+            [device] if on_gpu else [], device_type=device.type if on_gpu else "cuda"
+        ),
         seeded(seed) if others else nullcontext(),
     ):
         torch.default_generator.manual_seed(seed)
-        if on_gpu:
+        if device.type == "cuda":
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
+        elif device.type == "mps":
+            torch.mps.manual_seed(seed)
         yield
 
 

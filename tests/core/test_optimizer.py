@@ -24,6 +24,7 @@ from fedaccord.core.optimizer import (
     SCHEDULES,
     STATES,
     AdamW,
+    Moments,
     Momentum,
     Muon,
     Optimizer,
@@ -34,6 +35,7 @@ from fedaccord.core.optimizer import (
 from fedaccord.core.rule import LocalConfig
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.strategies.scaffold import ScaffoldClient
+from tests.fake_mps import fake_mps
 from tests.reference import fedavg, fedcm, feddyn, problem, scaffold
 from tests.reference import optimizers as dense
 from tests.reference.problem import LeastSquares
@@ -392,6 +394,16 @@ MUON = Muon(mu=0.9, beta1=0.8, rate="original")
 
 def muon_config() -> LocalConfig:
     return LocalConfig(0, 1, LR, WD, 0.0, 0, 0, SHAPES, hidden=HIDDEN)
+
+
+@pytest.mark.parametrize("optimizer", [AdamW(), Muon()])
+def test_moments_on_a_gpu_without_float64_are_corrected_in_float32(optimizer: AdamW) -> None:
+    config = LocalConfig(0, 1, LR, WD, 0.0, 0, 0, ((2, 3),))
+    with fake_mps():
+        m, n = torch.empty(2, 6, device="mps"), torch.ones(2, 1, device="mps")
+        sent = optimizer.upload(Moments(m, m, n), config)
+    assert isinstance(sent.optimizer_m, Tensor)
+    assert sent.optimizer_m.dtype == torch.float32
 
 
 def test_moments_of_a_model_of_hidden_matrices_are_finite() -> None:

@@ -14,6 +14,7 @@ from fedaccord.engine import History
 from fedaccord.plugins._topologies import spectral_gap
 from fedaccord.plugins.gossip import CHUNK, TOPOLOGIES, Gossip, Network, consensus_distance
 from tests import federation
+from tests.fake_mps import fake_mps
 from tests.reference import problem
 from tests.reference.problem import LeastSquares
 from tests.reference.topology import without
@@ -64,6 +65,15 @@ class Sizes(TorchFunctionMode):
         if isinstance(result, torch.Tensor):
             self.sizes.append(result.numel())
         return result
+
+
+def test_a_gpu_without_float64_counts_and_measures_in_float32() -> None:
+    with fake_mps():
+        network = Network(torch.full((4, 4), 0.25, dtype=torch.float64), 1)
+        network.send(torch.ones(4, device="mps"))
+        distance = consensus_distance([torch.empty(10, device="mps") for _ in range(4)])
+    assert isinstance(network.sent, torch.Tensor)
+    assert network.sent.dtype == distance.dtype == torch.float32
 
 
 def test_mixing_takes_a_small_constant_of_memory() -> None:

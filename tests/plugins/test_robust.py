@@ -11,8 +11,10 @@ from fedaccord.core.cohort import Reply
 from fedaccord.core.rounds import first_state, server_round
 from fedaccord.core.rule import Model
 from fedaccord.core.topology import RoundInfo
+from fedaccord.plugins import robust
 from fedaccord.plugins.robust import Robust
 from fedaccord.strategies import METHODS
+from tests.fake_mps import FakeMPS, fake_mps
 from tests.federation import run
 from tests.server.runs import LEAST_SQUARES, W0, federation, strategy
 from tests.server.test_replies import with_w
@@ -71,6 +73,15 @@ def test_krum_sums_over_neither_more_nor_fewer_neighbours(seed: int) -> None:
     scale = 10 ** np.random.default_rng(seed).uniform(-1, 1, size=(8, 1))
     xs = scale * np.random.default_rng(seed).normal(size=(8, 3))
     assert np.array_equal(of(xs, rule="krum", trim=0.25), krum(xs, 2))
+
+
+def test_krum_on_a_gpu_without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    distances = [5.0, 5.0, 5.0, 1.0, 5.0, 1.0]  # 1 is near 3, 2 near 3, in the order of the pairs
+    monkeypatch.setattr(robust, "fetch", lambda far: distances[: len(far)])
+    with fake_mps():
+        xs = [*torch.empty(4, 10, device="mps")]
+    with FakeMPS():
+        assert robust.krum(xs, 0) == 3
 
 
 def test_long_vectors_are_sorted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
