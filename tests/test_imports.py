@@ -26,7 +26,7 @@ ROOMS = {  # a module at the top of the package is a room too; each imports room
     "storage": Allowed("compat core wire", "torch flwr safetensors ray"),
     "plugins": Allowed("core", "torch"),
     "process": Allowed("", "torch joblib psutil"),
-    "data": Allowed("core", "torch torchvision numpy PIL sklearn safetensors"),
+    "data": Allowed("core process", "torch torchvision numpy PIL sklearn safetensors"),
     "task": Allowed("core data process", "torch torchvision numpy"),
     "federation": Allowed(
         "core wire secure storage compat", "torch flwr numpy scipy dp_accounting"

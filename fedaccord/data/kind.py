@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedaccord.data.transforms import normalise
+from fedaccord.process.memory_groups import groups
 
 log = logging.getLogger("flwr")  # what a run prints
 
@@ -129,9 +130,10 @@ def image_facts(shape: tuple[int, int, int], classes: int, train: int, test: int
 
 
 def check_fits(what: str, size: int) -> None:
-    """Raises ValueError for more bytes than this machine's memory: the system would allocate them,
-    and kill the process when they are written."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Raises ValueError for more bytes than the memory of this machine, or of a control group: the
+    system would allocate them, and kill the process when they are written."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = min([machine, *(group.limit for group in groups())])
     if size > memory:
         raise ValueError(
             f"{what}: expected at most the {memory / 1e9:,.0f} GB of memory here, got "

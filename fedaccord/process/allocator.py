@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from fedaccord.process.memory_groups import groups
+
 
 @cache
 def keep_freed_memory() -> None:
@@ -53,16 +55,10 @@ def forget_file_pages() -> None:
 
 
 def free_memory() -> float:
-    """Bytes that this process may still allocate."""
+    """Bytes that this process may still allocate, on this machine and in its control groups."""
     import psutil
 
-    free = float(psutil.virtual_memory().available)
-    try:  # a container's own limit
-        group = Path("/sys/fs/cgroup")
-        used = int((group / "memory.current").read_text())
-        return min(free, int((group / "memory.max").read_text()) - used)
-    except (OSError, ValueError):  # no group, or no limit
-        return free
+    return float(min([psutil.virtual_memory().available, *(group.free for group in groups())]))
 
 
 @contextmanager
