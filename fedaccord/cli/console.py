@@ -31,6 +31,8 @@ class Commands(TyperGroup):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         _open_streams()
+        if sys.platform == "win32":  # without fork, flock and pwrite
+            sys.exit(_complain("needs Linux or macOS; on Windows use WSL", 2))
         try:
             code = super().main(*args, **kwargs | {"standalone_mode": False})
         except click.ClickException as error:

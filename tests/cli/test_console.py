@@ -53,6 +53,15 @@ def test_progress_goes_on_where_nobody_reads_it(monkeypatch: pytest.MonkeyPatch)
             print_progress("round 1/3")
 
 
+@pytest.mark.parametrize("words", [("run",), ("presets",), ()])
+def test_windows_is_refused_in_one_line(
+    words: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    line = "fedaccord: needs Linux or macOS; on Windows use WSL\n"
+    assert refusal(tmp_path, invoke(*words)) == line
+
+
 @pytest.mark.parametrize("lost", ["both", "full"])
 def test_a_run_goes_on_where_nobody_reads_it(lost: str, tmp_path: Path) -> None:
     """Also one that has a warning in every round."""
