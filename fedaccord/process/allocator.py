@@ -37,16 +37,19 @@ def give_back_memory() -> None:
 
 def forget_file_pages() -> None:
     """Drop this process's clean file pages, such as those of imported libraries that are no longer
-    used. The system loads them again if needed. No-op without Linux.
+    used. The system loads them again if needed. No-op without Linux and its /proc/self/smaps.
 
     Mappings with private pages, relocated or written, do not change.
     """
     if sys.platform != "linux":
         return
+    try:
+        lines = Path("/proc/self/smaps").read_text(errors="replace").splitlines()
+    except OSError:  # of a kernel without it
+        return
     place: tuple[int, int] | None = None
     libc = ctypes.CDLL(None)
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        words = line.split()
+    for words in filter(None, map(str.split, lines)):
         if not words[0].endswith(":"):  # a mapping, and its file if it has one
             first, last = (int(number, 16) for number in words[0].split("-"))
             place = (first, last - first) if words[-1].startswith("/") else None

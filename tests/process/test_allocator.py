@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedaccord.process import allocator
 from fedaccord.process.allocator import (
     forget_file_pages,
     give_back_memory,
@@ -88,6 +89,18 @@ def test_clean_pages_of_files_are_dropped_and_written_ones_stay(tmp_path: Path) 
     assert torch.ones(3).sum() == 3
     clean.close()
     dirty.close()
+
+
+@pytest.mark.parametrize("content", [None, b"\n", b"00-10 r--p 0 0:0 0 /home/jos\xe9/lib.so\n"])
+def test_file_pages_stay_if_they_are_not_listed(
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the file, with an empty line, with a name that is not UTF-8."""
+    smaps = tmp_path / "smaps"
+    if content is not None:
+        smaps.write_bytes(content)
+    monkeypatch.setattr(allocator, "Path", lambda name: smaps)
+    forget_file_pages()
 
 
 def resident(kind: str) -> float:
