@@ -56,7 +56,8 @@ class Commands(TyperGroup):
             if not str(error).startswith(NO_HOME):
                 raise
             what = "no home directory for a path that begins with ~"
-            code = _complain(f"{what}; write the whole path, or set HOME", 2)
+            advice = "write the whole path (the cache's is FEDACCORD_CACHE), or set HOME"
+            code = _complain(f"{what}; {advice}", 2)
         except OSError as error:  # of its output, such as a full disk
             code = _complain(error, 1)
         sys.exit(code or 0)

@@ -56,16 +56,16 @@ def doctor(
         return
     from fedaccord.config import RunConfig
 
-    out_dir, settings = Path.home() / "fedaccord-runs", None
+    settings = None
     checks = [*check_versions(), *check_devices(), check_daemon(), check_ray()]
     try:
         settings = RunConfig.make(read_settings(pairs or [], config, preset))
         for line in unread(settings, pairs or [], config, preset):
             checks.append(warn("settings", line))
-        out_dir = Path(settings.out_dir or out_dir)
     except (ValueError, FileNotFoundError) as error:
         checks.append(fail("settings", error))
-    checks += check_disks(out_dir)
+    own = settings.out_dir if settings else ""
+    checks += check_disks(Path(own) if own else Path.home() / "fedaccord-runs")
     if settings:
         checks += check_settings(settings)
     show(checks, as_json)

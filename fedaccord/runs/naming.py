@@ -13,7 +13,8 @@ def place(out_dir: str, name: str, settings: Mapping[str, Any]) -> Path:
     """The folder of a new run; if ``name`` is empty, one that does not exist yet.
 
     Raises ValueError, in one line, for a relative ``out_dir``, for a name outside of it and, of a
-    run that does not resume, for a folder in another run's and for a name hard to type or taken.
+    run that does not resume, for a folder in another run's, for a name hard to type or taken and
+    for a path that is not UTF-8.
     """
     folder = Path(out_dir) if out_dir else Path.home() / "fedaccord-runs"
     if not folder.is_absolute():
@@ -43,6 +44,10 @@ def _check_new(path: Path, name: str) -> None:
     ):
         raise ValueError(
             f"name: expected no control characters, and no spaces at the ends, got {name!r}"
+        )
+    if any(unicodedata.category(character) == "Cs" for character in str(path)):
+        raise ValueError(
+            f"out-dir: expected a path in UTF-8, got {str(path)!r}; choose another folder"
         )
     for folder in path.parents if name else (path, *path.parents):
         if is_run(folder):

@@ -200,6 +200,22 @@ def test_settings_that_cannot_run_fail(
     assert lines[subject].startswith(message.format(tmp_path=tmp_path))
 
 
+def test_without_a_home_an_own_folder_and_an_own_cache_suffice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless(*_: object) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(Path, "expanduser", lambda path: homeless() if "~" in str(path) else path)
+    words = "model=linear", f"out-dir={tmp_path}"
+    assert doctor(*words, FEDACCORD_CACHE=str(tmp_path))[0] == 0
+    without = invoke("doctor", *words, FEDACCORD_CACHE="", XDG_CACHE_HOME="")
+    assert without.exit_code == 2
+    assert without.stderr.startswith("fedaccord: no home directory ")
+    assert "write the whole path (the cache's is FEDACCORD_CACHE), or set HOME" in without.stderr
+
+
 def test_a_name_that_is_taken_hides_no_other_check(tmp_path: Path) -> None:
     """As with the config.toml of a run, which names it."""
     (tmp_path / "x").touch()

@@ -163,6 +163,7 @@ def test_every_key_is_listed() -> None:
         ("metrics=my.own.f1", "got 'my.own.f1' (did you mean 'my.own:f1'?)"),
         ("threads=100000", "threads: expected at most "),
         ("out-dir=/dev/null/runs", "out-dir: cannot write to"),
+        ("out-dir=/jos\udce9", "out-dir: expected a path in UTF-8, got '/jos\\udce9'; choose"),
         ("--preset=", "--preset: unknown preset ''; `fedaccord presets` lists them"),
         ("lr", "expected key=value, e.g. lr=0.05, got 'lr'"),
         ("--lr=1", "No such option"),

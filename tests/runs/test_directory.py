@@ -413,6 +413,7 @@ def test_the_default_place_is_in_the_home_folder(
         *[("{}", name, "name: expected a folder below out-dir") for name in ("../x", "a/../../x")],
         ("{}", "/tmp/x", "name: expected a folder below out-dir"),
         ("runs", "x", "out-dir: expected an absolute path, got 'runs'"),
+        ("{}/jos\udce9", "", r"out-dir: expected a path in UTF-8, got '.*/jos\\udce9'; "),
         *[(f"{{}}/file{end}", "x", "out-dir: cannot write to ") for end in ("", "/deeper")],
         ("{}", "x" * 300, f"name: .*{'x' * 300} is too long; shorten it, or out-dir$"),
         *[
