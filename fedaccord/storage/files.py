@@ -25,9 +25,10 @@ def replace(
     """Write a file atomically: readers see its whole old or its whole new content.
 
     synced: after a power failure too; False: once the caller has called `sync_files`. durable:
-    after one the new content, if the file system can promise that. mode: of the new file, less
-    the process's umask, from its first byte on. A link stays a link; /dev/stdout and the like
-    are written to. Raises OSError, which names the file.
+    after one the new content, if the file system can promise that. On macOS neither covers what
+    the drive itself still caches, as fsync does not flush it (F_FULLFSYNC would). mode: of the
+    new file, less the process's umask, from its first byte on. A link stays a link; /dev/stdout
+    and the like are written to. Raises OSError, which names the file.
     """
     if is_special(path):  # unresolved: a pipe at /dev/stdout has no path
         path.write_bytes(content)
