@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedaccord.config import RunConfig
 from fedaccord.core.metrics import select
@@ -15,7 +16,7 @@ from fedaccord.core.vectors import dtype_of
 from fedaccord.task import Clients, Samples, Task, find_device, models
 from fedaccord.task.batches import BatchFormat, as_targets, describe
 from fedaccord.task.fit import every_part, tensors_of
-from fedaccord.task.losses import AUTO, LOSSES, loss_of
+from fedaccord.task.losses import AUTO, LOSSES, loss_of, sequence_cross_entropy
 from fedaccord.task.solver import Loss
 from fedaccord.task.sources import (
     FORMS,
@@ -46,7 +47,8 @@ def own_task(
             "test=[...] with the samples of each client"
         )
     clients_evaluate = evaluation != "server" or config.strategy.has_personal
-    samples, tests = _clients(clients, form), _test(test, clients, form)
+    forms: dict[str, Tensor] = {}
+    samples, tests = _clients(clients, form, forms), _test(test, clients, form, forms)
     is_own = not (isinstance(loss, str) and loss in (AUTO, *LOSSES))
     for what, part in every_part(samples, tests):  # a loss may leave out targets that are NaN
         _check_finite(what, part, with_targets=not is_own)
@@ -67,6 +69,7 @@ def own_task(
     settings = config.strategy.model_settings
     _, targets = task.example(1, dtype_of(settings.precision))
     task.loss = loss_of(loss, targets)
+    _check_targets(forms, task.loss)
     task.model(settings)
     if isinstance(model, nn.Module):
         warn_of_views(model, model.parameters())  # the copies that train have none
@@ -74,10 +77,13 @@ def own_task(
     return task
 
 
-def _clients(clients: Sequence[Any], form: BatchFormat) -> Clients | SourceClients:
-    """The clients, in tensors if all of them have tensors."""
+def _clients(
+    clients: Sequence[Any], form: BatchFormat, forms: dict[str, Tensor]
+) -> Clients | SourceClients:
+    """The clients, in tensors if all of them have tensors; forms: as `_part`."""
     sources = [
-        _part(f"clients: client {i}", samples, clients, form) for i, samples in enumerate(clients)
+        _part(f"clients: client {i}", samples, clients, form, forms)
+        for i, samples in enumerate(clients)
     ]
     if not all(map(is_tensors, clients)):
         return SourceClients(sources)
@@ -85,8 +91,10 @@ def _clients(clients: Sequence[Any], form: BatchFormat) -> Clients | SourceClien
     return Clients(xs, [as_targets(y) for y in ys])
 
 
-def _test(test: Any, clients: Sequence[Any], form: BatchFormat) -> Samples | TestSource | None:
-    """The test samples, in tensors if all clients and the test have tensors."""
+def _test(
+    test: Any, clients: Sequence[Any], form: BatchFormat, forms: dict[str, Tensor]
+) -> Samples | TestSource | None:
+    """The test samples, in tensors if all clients and the test have tensors; forms: as `_part`."""
     if test is None:
         return None
     if isinstance(test, list) and not any(isinstance(part, Tensor) for part in test):
@@ -97,28 +105,68 @@ def _test(test: Any, clients: Sequence[Any], form: BatchFormat) -> Samples | Tes
             )
         return PerClient(
             [
-                None if samples is None else _part(f"test of client {i}", samples, clients, form)
+                None
+                if samples is None
+                else _part(f"test of client {i}", samples, clients, form, forms)
                 for i, samples in enumerate(test)
             ]
         )
-    source = _part("test", test, clients, form)
+    source = _part("test", test, clients, form, forms)
     if is_tensors(test) and all(map(is_tensors, clients)):
         return test[0], as_targets(test[1])
     return source
 
 
-def _part(what: str, samples: Any, clients: Sequence[Any], form: BatchFormat) -> Source:
-    """One client's samples, or test samples."""
+def _part(
+    what: str,
+    samples: Any,
+    clients: Sequence[Any],
+    form: BatchFormat,
+    forms: dict[str, Tensor],
+) -> Source:
+    """One client's samples, or test samples; forms: gets their first targets, without values."""
     if is_tensors(samples):
         _check_tensors(what, samples, clients[0])
     try:
-        return source_of(samples, form)
+        source, targets = source_of(samples, form)
     except ValueError as error:
         raise ValueError(f"{what}: {' '.join(str(error).split())}") from error
     except Exception as error:  # the user's own code may raise anything
         raise ValueError(
             f"{what}: expected {FORMS}, got one that fails: {one_line(error)}"
         ) from error
+    forms[what] = targets.to("meta")
+    return source
+
+
+def _check_targets(forms: dict[str, Tensor], loss: Loss) -> None:
+    """Raise ValueError for targets that the loss does not read as those of client 0.
+
+    A function of the user's own may broadcast (n,) beside (n, 1) to (n, n). forms: of `_part`,
+    client 0 first.
+    """
+    first = next(iter(forms.values()))
+    of_classes = loss in (F.cross_entropy, sequence_cross_entropy)
+    for what, targets in forms.items():
+        is_alike = targets.dim() == first.dim()
+        if of_classes:
+            is_alike &= targets.is_floating_point() == first.is_floating_point()
+        if not is_alike and not _are_probabilities(targets, first):
+            raise _other_targets(what, targets, first)
+
+
+def _are_probabilities(a: Tensor, b: Tensor) -> bool:
+    """Whether targets are classes (n, ...) beside probabilities of classes (n, classes, ...)."""
+    soft, hard = (a, b) if a.is_floating_point() else (b, a)
+    is_hard = soft.is_floating_point() and not hard.is_floating_point()
+    return is_hard and soft.dim() == hard.dim() + 1 and soft.shape[1] > 1
+
+
+def _other_targets(what: str, targets: Tensor, first: Tensor) -> ValueError:
+    return ValueError(
+        f"{what}: expected targets (n, ...) as at client 0, {tuple(first.shape[1:])} "
+        f"{first.dtype}, got {tuple(targets.shape[1:])} {targets.dtype}"
+    )
 
 
 def _check_tensors(what: str, samples: Any, first: Any) -> None:
@@ -156,10 +204,7 @@ def _check_tensors(what: str, samples: Any, first: Any) -> None:
     like = first[1] if is_tensors(first) else y
     alike = y.shape[1:] == like.shape[1:] and like.is_floating_point()
     if y.is_floating_point() and y.isfinite().all() and not alike:
-        raise ValueError(
-            f"{what}: expected targets (n, ...) as at client 0, {tuple(like.shape[1:])} "
-            f"{like.dtype}, got {tuple(y.shape[1:])} {y.dtype}"
-        )
+        raise _other_targets(what, y, like)
 
 
 def _check_finite(what: str, samples: Any, with_targets: bool) -> None:

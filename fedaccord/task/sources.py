@@ -141,8 +141,9 @@ def is_function(samples: Any) -> bool:
     return callable(samples) and not hasattr(samples, "__getitem__")
 
 
-def source_of(samples: Any, form: BatchFormat) -> Source:
-    """The source of samples, one of `FORMS`; a function's batches are counted, the first is read.
+def source_of(samples: Any, form: BatchFormat) -> tuple[Source, Tensor]:
+    """The source of samples, one of `FORMS`, and the targets of its first sample, or of a
+    function's first batch; a function's batches are counted.
 
     Raises ValueError, in one line, for anything else, for no samples, and for batches of another
     form, and any error of the user's code.
@@ -160,8 +161,7 @@ def source_of(samples: Any, form: BatchFormat) -> Source:
         source = DatasetSource(rows, len(samples[1]) if is_tensors(samples) else len(samples))
     if not source.size:
         raise ValueError("expected at least one sample, got none")
-    form.split(next(iter(source.batches(1))))
-    return source
+    return source, form.split(next(iter(source.batches(1))))[1]
 
 
 def returns_tensors(rows: Any) -> bool:

@@ -592,17 +592,58 @@ def test_a_model_that_grows_is_refused() -> None:
         simulate("fedavg", clients=[(x, y)] * 2, model=Grows(), rounds=1)
 
 
-@pytest.mark.parametrize("where", ["clients", "test"])
-def test_targets_of_another_shape_are_refused(where: str) -> None:
+@pytest.mark.parametrize("kind", [torch.float32, torch.int64])
+@pytest.mark.parametrize("form", [lambda *s: s, TensorDataset, lambda *s: shuffled(s)])
+@pytest.mark.parametrize("where", ["clients", "test", "test of client 1"])
+def test_targets_of_another_shape_are_refused(where: str, form: Any, kind: torch.dtype) -> None:
     """(n,) beside (n, 1) would be broadcast to (n, n), and the loss be another one."""
     x = torch.randn(6, 4)
-    alike, other = (x, x[:, :1]), (x, x[:, 0])
-    data = (
-        {"clients": [alike, other]} if where == "clients" else {"clients": [alike], "test": other}
-    )
-    line = rf"^{'clients: client 1' if where == 'clients' else 'test'}: expected targets .* \(1,\)"
+    alike, other = form(x, x[:, :1]), form(x, x[:, 0].to(kind))
+    tests = {"clients": None, "test": other, "test of client 1": [alike, other]}
+    clients = [alike, other if where == "clients" else alike]
+    what = "clients: client 1" if where == "clients" else where
+    line = rf"^{what}: expected targets \(n, ...\) as at client 0, \(1,\) torch.float32, got \(\)"
+    with pytest.raises(ValueError, match=f"{line} {kind}$"):
+        simulate(
+            "fedavg",
+            model=nn.Linear(4, 1),
+            loss=F.mse_loss,
+            rounds=1,
+            clients=clients,
+            test=tests[where],
+        )
+
+
+def test_numbers_beside_classes_are_refused() -> None:
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    clients = [TensorDataset(x, y), TensorDataset(x, y.float())]
+    line = r"^clients: client 1: expected targets .* \(\) torch.int64, got \(\) torch.float32$"
     with pytest.raises(ValueError, match=line):
-        simulate("fedavg", model=nn.Linear(4, 1), loss=F.mse_loss, rounds=1, **data)
+        simulate("fedavg", model=nn.Linear(4, 3), clients=clients, rounds=1)
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", nn.CrossEntropyLoss(label_smoothing=0.1)])
+@pytest.mark.parametrize("form", [lambda *s: s, TensorDataset])
+def test_classes_beside_their_probabilities(form: Any, loss: Any) -> None:
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    soft, model = F.one_hot(y, 3).float(), nn.Linear(4, 3)
+    keys: dict[str, Any] = {"loss": loss, "model": model, "test": form(x, y), "rounds": 2}
+    one, other = (
+        simulate("fedavg", clients=[form(x, soft), form(x, targets)], participation=1.0, **keys)
+        for targets in (y, soft)
+    )
+    for name, value in one.model.items():
+        torch.testing.assert_close(other.model[name], value)
+
+
+def test_whole_numbers_beside_other_numbers() -> None:
+    x, y, model = torch.randn(6, 4), torch.arange(6)[:, None], nn.Linear(4, 1)
+    keys: dict[str, Any] = {"loss": F.mse_loss, "model": model, "participation": 1.0, "rounds": 2}
+    one, other = (
+        simulate("fedavg", clients=[(x, y + 0.5), (x, targets)], **keys).model
+        for targets in (y, y.float())
+    )
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 class Shifted(Dataset[Any]):

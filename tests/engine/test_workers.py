@@ -371,7 +371,7 @@ def test_a_client_whose_state_is_lost_evaluates_the_output_model(
 ) -> None:
     from ray._private.internal_api import free
 
-    tests = PerClient([source_of(part, PAIRS) for part in clients()])
+    tests = PerClient([source_of(part, PAIRS)[0] for part in clients()])
     with workers(task(tests)) as fleet:
         monkeypatch.setattr(fleet_choice, "choose", lambda *_, **__: nullcontext(lambda _: fleet))
         evaluate, calls = fleet.evaluate, []
