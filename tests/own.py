@@ -32,6 +32,21 @@ def pocket(classes: int) -> nn.Module:
     return nn.Sequential(OrderedDict(layers, flatten=nn.Flatten(), fc=nn.Linear(8, classes)))
 
 
+class Still(nn.Dropout):
+    """As docs/model-roles.md keeps dropout off."""
+
+    def train(self, mode: bool = True) -> "Still":
+        return super().train(False)
+
+
+def still_dropout(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(Still(0.5), *tiny(shape, classes))
+
+
+def no_dropout(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Dropout(0.0), *tiny(shape, classes))
+
+
 def bag_of_tokens(vocabulary: int, classes: int) -> nn.Module:
     return nn.EmbeddingBag(vocabulary, classes, padding_idx=0)
 

@@ -20,6 +20,7 @@ from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.losses import LOSSES, OwnLoss, mean_squared_error, sequence_cross_entropy
 from fedaccord.task.solver import Loss, forward
 from fedaccord.task.sources import DatasetSource, PerClient, labels_of, returns_tensors
+from fedaccord.task.tensors import warn_of_training
 
 log = logging.getLogger("flwr")
 
@@ -46,6 +47,7 @@ def check_fit(
     try:
         with torch.no_grad(), seeded(0):
             model.module.eval()
+            warn_of_training(model.module)
             parts = batches.tensors_of(inputs)
             outputs: Tensor = call_unchanged(lambda *_: forward(model, inputs, precision), *parts)
             predictions = outputs.to(place)

@@ -137,6 +137,19 @@ def begin_training(module: nn.Module, train: Callable[[], None]) -> None:
     if changed := [name for name, part in still if part.training]:
         log.warning(
             "model: %s is in evaluation mode, but clients train in training mode: to keep it, "
-            "override its method train, or set buffers=freeze if it has buffers",
+            "override its method train by one that returns super().train(False), or set "
+            "buffers=freeze if it has buffers",
             changed[0],
+        )
+
+
+def warn_of_training(module: nn.Module) -> None:
+    """A warning if a part of a module is in training mode after its `eval()`."""
+    parts = [name or type(part).__name__ for name, part in module.named_modules() if part.training]
+    if parts:
+        log.warning(
+            "model: %s stays in training mode after eval(), in evaluations too: its method train, "
+            "or that of a module around it, must call super().train(mode), or super().train(False) "
+            "to stay in evaluation mode",
+            parts[0],
         )

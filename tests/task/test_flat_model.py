@@ -1,8 +1,10 @@
 """A module and its flat vector share memory; every tensor of a module has one role."""
 
+import json
 from collections.abc import Callable
 from copy import deepcopy
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedaccord import simulate
+from fedaccord import load, run, simulate
 from fedaccord.task.flat_model import FlatModel
 
 D = 3 * 4 + 4 + 4 * 2  # parameters of `net`
@@ -480,7 +482,7 @@ def test_a_part_is_in_evaluation_mode_only_if_it_says_so_itself(
     """Whether or not the module was evaluated before."""
     module = net()
     if stays:
-        monkeypatch.setattr(nn.Tanh, "train", lambda self, mode=True: self)
+        monkeypatch.setattr(nn.Tanh, "train", lambda self, mode=True: nn.Module.train(self, False))
     module[1].training = False
     for warned in (not stays, False):
         caplog.clear()
@@ -489,6 +491,40 @@ def test_a_part_is_in_evaluation_mode_only_if_it_says_so_itself(
         assert module[1].training is not stays
         assert ("model: 1 is in evaluation mode, but clients" in caplog.text) == warned
         model.module.eval()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_part_that_never_leaves_training_mode_is_a_warning(
+    whole: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, name = (nn.Sequential, "Sequential") if whole else (nn.Tanh, "1")
+    monkeypatch.setattr(kind, "train", lambda self, mode=True: self)
+    x, y = torch.randn(6, 3), torch.zeros(6, 2)
+    simulate("fedavg", clients=[(x, y)], test=(x, y), model=net(), rounds=2)
+    assert caplog.text.count("stays in training mode after eval()") == 1
+    assert f"model: {name} stays in training mode" in caplog.text
+
+
+def test_dropout_that_a_part_turns_off_is_off_in_steps_and_evaluations(tmp_path: Path) -> None:
+    runs = [
+        run(
+            "fedavg",
+            model=f"tests.own:{name}",
+            num_clients=3,
+            num_server_rounds=2,
+            local_steps=3,
+            out_dir=str(tmp_path),
+            name=name,
+        )
+        for name in ("still_dropout", "no_dropout")
+    ]
+    one, other = map(load, runs)
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+    losses = [json.loads((path / "summary.json").read_text())["test-loss-last"] for path in runs]
+    assert losses[0] == losses[1]
+    x = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8)
+    assert torch.equal(one(x), one(x))
 
 
 def words() -> nn.Sequential:
