@@ -86,12 +86,20 @@ def check_fit(
 
 def check_kept(model: FlatModel, inputs: Any, precision: str) -> None:
     """Raise ValueError, in one line, for a pass in training mode that changes its inputs in place,
-    or as `FlatModel.check_kept`."""
+    for an averaged buffer that stays infinite or NaN, or as `FlatModel.check_kept`."""
     before, parts = model.frozen_checksums(), [*batches.tensors_of(inputs)]
     versions = [part._version for part in parts]
+    constant: list[str] = []
     with torch.no_grad(), seeded(0), suppress(Exception):  # e.g. of BatchNorm with one sample
+        infinite = _infinite(model)
         model.train()
         forward(model, inputs, precision)
+        constant = [name for name in _infinite(model) if name in infinite]  # no running minimum
+    if constant:
+        raise ValueError(
+            f"model: expected finite numbers with buffers=mean, {constant[0]} has inf or nan: "
+            "register it with persistent=False, or set buffers=freeze"
+        )
     if versions != [part._version for part in parts]:
         raise ValueError(
             "model: expected a forward pass that leaves its inputs as they are, in training mode "
@@ -99,6 +107,11 @@ def check_kept(model: FlatModel, inputs: Any, precision: str) -> None:
         )
     model.check_kept(before)
     model.load(model.w)
+
+
+def _infinite(model: FlatModel) -> list[str]:
+    """The names of averaged buffers with inf or NaN."""
+    return [name for name, b in model.named_buffers().items() if not b.isfinite().all()]
 
 
 def _form(inputs: Any) -> str:

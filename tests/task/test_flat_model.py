@@ -182,6 +182,37 @@ def test_what_does_not_fit_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
+class Smallest(nn.Linear):
+    """It keeps the smallest of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("smallest", torch.tensor(float("inf")))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.smallest = torch.minimum(self.smallest, x.min())
+        return super().forward(x)
+
+
+def test_a_mask_of_infinite_numbers_has_no_mean() -> None:
+    """As a causal mask, which is a constant."""
+    mask = torch.full((4, 4), float("-inf")).triu(1)
+    x, y = torch.randn(6, 3), torch.zeros(6, 2)
+    for policy in ("local", "freeze"):
+        history = simulate("fedavg", clients=[(x, y)], model=held(mask), buffers=policy, rounds=2)
+        assert history.metrics["replies"].iloc[-1] == 1
+    line = (
+        r"^model: expected finite numbers with buffers=mean, held has inf or nan: register it with "
+        r"persistent=False, or set buffers=freeze$"
+    )
+    with pytest.raises(ValueError, match=line):
+        simulate("fedavg", clients=[(x, y)], model=held(mask), buffers="mean", rounds=2)
+    smallest = Smallest()
+    model = simulate("fedavg", clients=[(x, y)], model=smallest, buffers="mean", rounds=2).model
+    assert torch.equal(model["smallest"], x.min())
+
+
 def held(buffer: Tensor, persistent: bool = True) -> nn.Module:
     module = net()
     module.register_buffer("held", buffer, persistent=persistent)
