@@ -30,13 +30,8 @@ def loss_of(loss: str | Loss, targets: Tensor) -> Loss:
 def checked(loss: Loss) -> Loss:
     """A loss of this module unchanged, a function of the user's own as an `OwnLoss`.
 
-    Raises ValueError, in one line, for a class, and for a module with parameters to train.
+    Raises ValueError, in one line, as `OwnLoss`.
     """
-    if isinstance(loss, type):
-        raise ValueError(
-            f"loss: expected a function of (predictions, targets), got the class {loss.__name__}; "
-            f"create an object, e.g. {loss.__name__}()"
-        )
     name = getattr(loss, "__name__", type(loss).__name__)
     return loss if loss in LOSSES.values() else OwnLoss(loss, name)
 
@@ -46,14 +41,21 @@ class OwnLoss:
     """A function of the user's own, (predictions, targets) -> a tensor of ().
 
     A module is copied; the copy follows the predictions to their device and precision.
-    Raises ValueError, in one line, if it fails, changes an argument or a buffer of its own, or
-    returns something else; if the predictions have a gradient, the value must have one.
+    Raises ValueError, in one line, for a class and a module with parameters to train; when called,
+    if it fails, changes an argument or a buffer of its own, or returns something else; if the
+    predictions have a gradient, the value must have one.
     """
 
     function: Loss
     name: str
 
     def __post_init__(self) -> None:
+        if isinstance(self.function, type):
+            kind = self.function.__name__
+            raise ValueError(
+                f"loss: expected a function of (predictions, targets), got the class {kind}; "
+                f"create an object, e.g. {kind}()"
+            )
         if not isinstance(self.function, nn.Module):
             return
         for name, parameter in self.function.named_parameters():

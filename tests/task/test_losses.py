@@ -101,6 +101,10 @@ def test_its_sums_over_batches_are_the_mean_over_the_samples() -> None:
             r"loss: expected one of auto, .*, or package\.module:function, got 'mse'",
         ),
         ({"loss": "tests.own:nowhere"}, "loss: expected a function of tests.own, it has no 'nowh"),
+        (
+            {"loss": "torch.nn:CrossEntropyLoss"},
+            r"loss: expected a function of .* got the class CrossEntropyLoss; create an object, ",
+        ),
         ({"loss": "tests.own:np"}, "loss: expected a function, tests.own:np is a module"),
         (
             {"loss": "tests.own:broken"},
