@@ -265,7 +265,7 @@ def _warn_if_unseen(name: str, y_train: Tensor, top: int) -> None:
 
 def _targets(y: Tensor) -> Tensor:
     """Labels as int64; numbers to predict as (n, outputs) float32."""
-    return y.float().reshape(len(y), -1) if y.is_floating_point() else y.long()
+    return y.float().reshape(len(y), y.shape[1:].numel()) if y.is_floating_point() else y.long()
 
 
 def _count(what: str, value: Any) -> int:

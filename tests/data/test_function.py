@@ -36,6 +36,15 @@ def test_a_client_may_have_no_test_samples(function: str) -> None:
     assert data.classes == 2
 
 
+@pytest.mark.parametrize("outputs", [(), (1,), (2, 3)])
+def test_numbers_to_predict_may_have_no_test_samples(
+    monkeypatch: pytest.MonkeyPatch, outputs: tuple[int, ...]
+) -> None:
+    data = made(monkeypatch, {"train": (X, np.full((4, *outputs), 0.5, np.float32))})
+    assert data.y_train.shape == (4, data.outputs)
+    assert data.y_test.shape == (0, data.outputs)
+
+
 def test_a_run_without_test_samples() -> None:
     """Clients cannot evaluate either; without evaluation they train."""
     keys: dict[str, Any] = {"dataset": "tests.own:no_test", "num_clients": 2}
