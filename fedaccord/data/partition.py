@@ -166,6 +166,9 @@ def matching_share(
         rng.permutation(np.flatnonzero(labels == k))[:n] for k, n in zip(classes, take, strict=True)
     ]
     share = np.sort(np.concatenate(drawn))
+    shared = own[np.isin(own, labels)]
+    if not len(share) and 0 < len(shared) < len(own):  # the few places are of other classes
+        return matching_share(shared, labels, size, seed)
     return share if len(share) else np.sort(rng.permutation(len(labels))[:size])
 
 

@@ -311,3 +311,10 @@ def test_a_matching_share_is_smaller_if_a_class_is_exhausted():
         10,
     ]
     assert len(matching_share(np.array([7]), labels, 5, 0)) == 5  # a class of no test sample
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_matching_share_of_few_samples_has_a_shared_class(seed):
+    """The one place is that of class 0, of which there is no test sample."""
+    own, labels = np.repeat([0, 1], [6, 4]), np.repeat([1, 2, 3, 4], 2)
+    assert labels[matching_share(own, labels, 1, seed)].tolist() == [1]
