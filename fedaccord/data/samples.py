@@ -125,12 +125,17 @@ def _inputs(x: Any) -> Tensor | list[str]:
     if not isinstance(x, Tensor) and len(x) and isinstance(x[0], str):
         return [*map(str, x)]
     if isinstance(x, Tensor) or (not is_array(x) and len(x) and isinstance(x[0], Tensor)):
-        return _tensor(x)
+        tensor = _tensor(x)
+        if tensor.dtype == torch.uint8 and _is_last(tensor.shape):
+            raise ValueError(
+                "expected images as uint8 tensors (n, channels, h, w), or arrays (n, h, w[, "
+                f"channels]), got a tensor {tuple(tensor.shape)}: permute it"
+            )
+        return tensor
     array = _array(x)
     if array.ndim == 4:
-        _, first, _, last = array.shape
-        is_first = first <= CHANNELS < min(array.shape[2:])
-        is_last = last <= CHANNELS < min(array.shape[1:3])
+        is_first = array.shape[1] <= CHANNELS < min(array.shape[2:])
+        is_last = _is_last(array.shape)
         if (array.dtype == np.uint8 and is_first) or (array.dtype.kind == "f" and is_last):
             raise ValueError(
                 "expected images as uint8 (n, h, w[, channels]), or as floats "
@@ -139,6 +144,11 @@ def _inputs(x: Any) -> Tensor | list[str]:
     if array.dtype == np.uint8 and array.ndim in (3, 4):  # images, channels last
         array = array[:, None] if array.ndim == 3 else array.transpose(0, 3, 1, 2)
     return _from_numpy(array)
+
+
+def _is_last(shape: Sequence[int]) -> bool:
+    """Whether the channels of images of this shape (n, ...) seem to be last."""
+    return len(shape) == 4 and shape[3] <= CHANNELS < min(shape[1:3])
 
 
 def _from_numpy(array: Any) -> Tensor:

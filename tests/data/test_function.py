@@ -281,6 +281,11 @@ def test_an_image_of_a_palette_has_its_colours(monkeypatch: pytest.MonkeyPatch) 
             "finite targets of train, .* float32",
         ),
         ({"train": (np.zeros((4, 3, 8, 8), np.uint8), Y)}, r"images as uint8 .* transpose them$"),
+        (
+            {"train": (torch.zeros(4, 8, 8, 3).byte(), Y)},
+            r"as uint8 tensors .n, chan.* permute it$",
+        ),
+        ({"train": ([*torch.zeros(4, 8, 8, 3).byte()], Y)}, r"got a tensor \(4, 8, 8, 3\)"),
         ({"train": (np.zeros((4, 8, 8, 3)), Y)}, "or as floats .n, channels, h, w., got float64"),
         ({"train": (np.ma.masked_equal(X, 3), Y)}, "got a masked array: fill it"),
         ({"train": (X, np.full((4, 2), -100))}, "labels from 0 on, got -100 alone"),
