@@ -122,7 +122,11 @@ def _plain(values: Any) -> Any:
 
 
 def _inputs(x: Any) -> Tensor | list[str]:
-    if not isinstance(x, Tensor) and len(x) and isinstance(x[0], str):
+    if _has_texts(x):
+        if wrong := [value for value in x if not isinstance(value, str)]:
+            raise ValueError(
+                f"expected texts, got {wrong[0]!r:.40} among them: fill or drop such rows"
+            )
         return [*map(str, x)]
     if isinstance(x, Tensor) or (not is_array(x) and len(x) and isinstance(x[0], Tensor)):
         tensor = _tensor(x)
@@ -144,6 +148,13 @@ def _inputs(x: Any) -> Tensor | list[str]:
     if array.dtype == np.uint8 and array.ndim in (3, 4):  # images, channels last
         array = array[:, None] if array.ndim == 3 else array.transpose(0, 3, 1, 2)
     return _from_numpy(array)
+
+
+def _has_texts(x: Any) -> bool:
+    """Whether some of the inputs (n,) are texts."""
+    if is_array(x) and (isinstance(x, Tensor) or x.ndim != 1 or x.dtype.kind not in "UO"):
+        return False
+    return any(isinstance(value, str) for value in x)
 
 
 def _is_last(shape: Sequence[int]) -> bool:

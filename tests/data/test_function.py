@@ -1,6 +1,7 @@
 """Data sets that a function of the user's own returns."""
 
 import random
+import re
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
@@ -302,6 +303,36 @@ def test_what_would_train_on_other_values_is_refused(
     with pytest.raises(ValueError, match=rf"^dataset: .*expected .*{line}") as error:
         made(monkeypatch, content)
     assert "\n" not in str(error.value)
+
+
+TEXTS = ["one", "two", "three", "four"]
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), 3, b"two"])
+@pytest.mark.parametrize("row", [0, 2])
+def test_texts_without_a_text_are_refused(
+    monkeypatch: pytest.MonkeyPatch, missing: Any, row: int
+) -> None:
+    texts = [*TEXTS[:row], missing, *TEXTS[row + 1 :]]
+    line = rf"expected texts, got {re.escape(repr(missing))} among them: fill or drop such rows$"
+    for column in (texts, np.array(texts, object), pd.Series(texts, dtype=object)):
+        with pytest.raises(ValueError, match=line):
+            made(monkeypatch, {"train": (column, Y)})
+    with pytest.raises(ValueError, match=line):
+        made(monkeypatch, {"train": [*zip(texts, Y, strict=True)]})
+
+
+def test_a_missing_text_of_a_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for dtype in ("str", "string"):
+        column = pd.Series(["one", None, "three", "four"], dtype=dtype)
+        with pytest.raises(ValueError, match=r"expected texts, got (nan|<NA>) among them: fill or"):
+            made(monkeypatch, {"train": (column, Y)})
+
+
+def test_texts_of_numpy_are_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = made(monkeypatch, {"train": (TEXTS, Y)}).x_train
+    for texts in (np.array(TEXTS), [np.str_(text) for text in TEXTS], np.array(TEXTS, object)):
+        assert torch.equal(made(monkeypatch, {"train": (texts, Y)}).x_train, plain)
 
 
 def test_names_that_do_not_fit_the_labels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
