@@ -51,6 +51,16 @@ def bag_of_tokens(vocabulary: int, classes: int) -> nn.Module:
     return nn.EmbeddingBag(vocabulary, classes, padding_idx=0)
 
 
+def bag_of_shifted_integers(classes: int) -> nn.Module:
+    """It reads integers as they are, and no vocabulary."""
+
+    class Shifted(nn.EmbeddingBag):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x + 1)
+
+    return Shifted(10, classes)
+
+
 def narrow(classes: int) -> nn.Module:
     return nn.Linear(7, classes)
 
@@ -340,6 +350,23 @@ def tokens() -> Any:
     """Token ids without the size of the vocabulary."""
     pair = sequences()["train"][0], torch.arange(12) % 3
     return pair, pair
+
+
+def tokens_of_16_bits() -> Any:
+    return [(x.short(), y) for x, y in tokens()]
+
+
+def tokens_of_unsigned_16_bits() -> Any:
+    return [(x.numpy().astype(np.uint16), y) for x, y in tokens()]
+
+
+def tokens_below_zero() -> Any:
+    return [(x.where(x > 1, -1), y) for x, y in tokens()]
+
+
+def negative_token() -> Any:
+    train, test = tokens_below_zero()
+    return {"train": train, "test": test, "vocabulary": 9}
 
 
 def unknown_token() -> Any:

@@ -256,7 +256,7 @@ def _check_data(
     from fedaccord.task import load_task
     from fedaccord.task.models import vocabulary_of
 
-    task, clients, data = settings.task, settings.num_clients, None
+    task, clients, data, tokens = settings.task, settings.num_clients, None, 0
     loaded: Task | None = None
     kind = datasets.kind_of(task.dataset)
     if kind.origin == "user" and not task.data_dir and settings.strategy.evaluation == "clients":
@@ -264,7 +264,8 @@ def _check_data(
         return None, None
     facts, find = kind.facts, datasets.load if kind is FUNCTION else datasets.cached
     try:
-        data = find(task.dataset, task.data_dir, task.reading)
+        if data := find(task.dataset, task.data_dir, task.reading):
+            tokens = data.vocabulary or vocabulary_of(task.model, data.x_train, data.x_test)
     except FileNotFoundError as error:
         yield warn("data", "to be fetched") if task.download and facts else fail("data", error)
         if facts is None:
@@ -275,7 +276,6 @@ def _check_data(
     if data:
         arrays = (data.x_train, data.y_train, data.x_test, data.y_test)
         shape, samples = tuple(data.x_train.shape[1:]), len(data.y_train)
-        tokens = data.vocabulary or vocabulary_of(task.model, data.x_train, data.x_test)
         facts = Facts(shape, data.outputs, samples, sum(x.nbytes for x in arrays), tokens)
     if facts is None:
         yield warn("data", f"{task.dataset}: unknown until it is decoded; run once to check it")

@@ -104,9 +104,14 @@ def _dataset(name: str, content: Any, reading: ReadOptions) -> Dataset:
     assert isinstance(train.x, Tensor)
     assert isinstance(test.x, Tensor)
     for split, ids in (("train", train.x), ("test", test.x)):
-        if vocabulary and ids.numel() and not ids.is_floating_point() and ids.max() >= vocabulary:
+        if not vocabulary or not ids.numel() or ids.is_floating_point():
+            continue
+        low, top = map(int, ids.aminmax())
+        if low < 0:
+            raise ValueError(f"expected token ids of {split} from 0 on, got {low}")
+        if top >= vocabulary:
             raise ValueError(
-                f"expected token ids of {split} below vocabulary={vocabulary}, got {int(ids.max())}"
+                f"expected token ids of {split} below vocabulary={vocabulary}, got {top}"
             )
     y_train, y_test = _targets(train.y), _targets(test.y)
     names, classes = _class_names(content.get("classes"), train, test)

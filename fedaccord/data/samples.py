@@ -29,7 +29,8 @@ def negative(labels: Any) -> Any:
 def split_of(content: Any) -> Split:
     """(inputs, targets) of anything with them; a torch or Hugging Face data set of pairs or rows.
 
-    Arrays of uint8, (n, h, w[, c]), become images (n, c, h, w); tensors are unchanged.
+    Arrays of uint8, (n, h, w[, c]), become images (n, c, h, w), and other integers int64, unless
+    they are int32.
     Raises ValueError, with the expected forms, for anything else.
     """
     if isinstance(content, tuple | list) and len(content) == 2:
@@ -135,7 +136,7 @@ def _inputs(x: Any) -> Tensor | list[str]:
                 "expected images as uint8 tensors (n, channels, h, w), or arrays (n, h, w[, "
                 f"channels]), got a tensor {tuple(tensor.shape)}: permute it"
             )
-        return tensor
+        return with_long_ids(tensor)
     array = _array(x)
     if array.ndim == 4:
         is_first = array.shape[1] <= CHANNELS < min(array.shape[2:])
@@ -147,7 +148,15 @@ def _inputs(x: Any) -> Tensor | list[str]:
             )
     if array.dtype == np.uint8 and array.ndim in (3, 4):  # images, channels last
         array = array[:, None] if array.ndim == 3 else array.transpose(0, 3, 1, 2)
-    return _from_numpy(array)
+    return with_long_ids(_from_numpy(array))
+
+
+def with_long_ids(x: Tensor) -> Tensor:
+    """Inputs of integers other than int32 as int64, which models of tokens read; images, which are
+    uint8, masks and floats are unchanged."""
+    if x.dtype in (torch.uint8, torch.bool, torch.int32) or x.is_floating_point() or x.is_complex():
+        return x
+    return x.long()
 
 
 def _has_texts(x: Any) -> bool:

@@ -13,6 +13,7 @@ from fedaccord.config import RunConfig
 from fedaccord.core.metrics import select
 from fedaccord.core.named import one_line
 from fedaccord.core.vectors import dtype_of
+from fedaccord.data.samples import with_long_ids
 from fedaccord.task import Clients, Samples, Task, find_device, models
 from fedaccord.task.batches import BatchFormat, as_targets, describe
 from fedaccord.task.fit import every_part, tensors_of
@@ -47,6 +48,7 @@ def own_task(
             "test=[...] with the samples of each client"
         )
     clients_evaluate = evaluation != "server" or config.strategy.has_personal
+    clients, test = [*map(_with_long_ids, clients)], _with_long_ids(test)
     forms: dict[str, Tensor] = {}
     samples, tests = _clients(clients, form, forms), _test(test, clients, form, forms)
     is_own = not (isinstance(loss, str) and loss in (AUTO, *LOSSES))
@@ -75,6 +77,16 @@ def own_task(
         warn_of_views(model, model.parameters())  # the copies that train have none
     select(task.metrics, of_classes=not targets.is_floating_point())
     return task
+
+
+def _with_long_ids(samples: Any) -> Any:
+    """Tensors (x, y), or a list of the samples of clients, with token ids as models read them."""
+    if isinstance(samples, list) and not any(isinstance(part, Tensor) for part in samples):
+        return [*map(_with_long_ids, samples)]
+    if not is_tensors(samples) or not samples or not isinstance(samples[0], Tensor):
+        return samples
+    x = with_long_ids(samples[0])
+    return samples if x is samples[0] else (x, *samples[1:])
 
 
 def _clients(

@@ -100,7 +100,7 @@ def simulate(
 
     participation: the share of clients a round, or the clients of every round (if buffered, those
     that fill free slots, in this order). dtype: float32 (the default) or float64, of floating
-    inputs, model and every vector; integer inputs, as token ids, are unchanged. record: "weights"
+    inputs, model and every vector; integer inputs, as token ids, stay integers. record: "weights"
     keeps w^t, the averages and the client states of every round. faults: (round from 0, client) ->
     None, or a fault: "lost-message", "lost-reply", "duplicate", "late" or "crash" (the client's
     memory is lost). resume: a run directory; resume from its last checkpoint, to ``rounds`` in all.

@@ -4,6 +4,7 @@ linear, mlp, lenet, lenet5 and cnn start from PyTorch's default initialisation, 
 from torchvision's for convolutions, He's normal with fan-out.
 """
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from math import prod
@@ -86,10 +87,22 @@ def build(
 
 def vocabulary_of(name: str, *inputs: Tensor) -> int:
     """The number of token ids for a model of tokens: the largest of integer inputs plus one; 0:
-    inputs are not integers."""
+    inputs are not integers.
+
+    Raises ValueError for an id below 0, unless the model is a function that does not read it.
+    """
     if name in MODELS or any(x.dtype not in (torch.int32, torch.int64) for x in inputs):
         return 0
+    low = min((int(x.min()) for x in inputs if x.numel()), default=0)
+    if low < 0 and (name in TEXT_MODELS or _reads_vocabulary(FUNCTIONS.path(name))):
+        raise ValueError(f"model: expected token ids from 0 on as inputs of {name}, got {low}")
     return 1 + max((int(x.max()) for x in inputs if x.numel()), default=-1)
+
+
+def _reads_vocabulary(path: str) -> bool:
+    """Whether a function has this parameter; False for an empty path."""
+    called = named.function("model", path) if path else None
+    return called is not None and "vocabulary" in inspect.signature(called).parameters
 
 
 def linear(shape: Shape, classes: int, stem: str) -> nn.Module:

@@ -143,6 +143,13 @@ def test_a_partition_that_fails_leaves_a_model_of_numbers_or_tokens_fit(
     assert lines["model"].startswith("ok ")
 
 
+def test_token_ids_below_zero_fail(tmp_path: Path) -> None:
+    words = ("dataset=tests.own:tokens_below_zero", "model=transformer", *OWN[1:])
+    code, lines = doctor(*words, FEDACCORD_CACHE=str(tmp_path))
+    assert code == 1
+    assert lines["data"].startswith("fail model: expected token ids from 0 on")
+
+
 def test_a_server_of_devices_with_their_own_data_passes(tmp_path: Path) -> None:
     own = ("dataset=npz", "num-clients=8", "model=linear", f"out-dir={tmp_path}")
     cache = str(tmp_path / "cache")

@@ -69,6 +69,29 @@ def test_tokens_without_a_vocabulary_have_as_many_ids_as_the_largest_says() -> N
     assert weights.shape == (9, 3)
 
 
+TWO: dict[str, Any] = {"partition": "iid", "num_clients": 2, "rounds": 1, "local_steps": 1}
+
+
+@pytest.mark.parametrize("model", ["transformer", "tests.own:bag_of_tokens"])
+@pytest.mark.parametrize("form", ["tokens_of_16_bits", "tokens_of_unsigned_16_bits"])
+def test_tokens_may_have_16_bits(model: str, form: str) -> None:
+    first, second = (
+        simulate("fedavg", model=model, dataset=f"tests.own:{name}", **TWO).model
+        for name in ("tokens", form)
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert of(form).x_train.dtype == torch.int64
+
+
+def test_token_ids_below_zero_are_refused_before_the_first_round() -> None:
+    keys = {"dataset": "tests.own:tokens_below_zero", **TWO}
+    for model in ("transformer", "tests.own:bag_of_tokens"):
+        line = rf"^model: expected token ids from 0 on as inputs of {model}, got -1$"
+        with pytest.raises(ValueError, match=line):
+            simulate("fedavg", model=model, **keys)
+    simulate("fedavg", model="tests.own:bag_of_shifted_integers", **keys)  # which may read them
+
+
 def test_settings_that_a_function_does_not_read_are_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -390,6 +413,7 @@ def test_integers_stay_integers() -> None:
         ("many_columns", r"one column beside the label \(label, .*\), got a, b, label; choose two"),
         ("ragged", "samples of one shape, got several"),
         ("absent", "it has no 'absent'"),
+        ("negative_token", "token ids of train from 0 on, got -1"),
         ("unknown_token", "token ids of test below vocabulary=4, got 8"),
         ("unreadable", "OSError: file 0 is damaged at .*own.py:"),
         (

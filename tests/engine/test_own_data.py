@@ -458,6 +458,28 @@ def test_a_model_by_name_of_the_tokens_that_occur(name: str, ids: int) -> None:
     assert ids in {len(tensor) for tensor in tensors.values()}
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.uint16, torch.uint32])
+def test_tokens_of_any_integers_are_those_of_64_bits(dtype: torch.dtype) -> None:
+    def small(x: torch.Tensor, y: torch.Tensor) -> Samples:
+        return x.to(dtype), y
+
+    clients, test = [small(*each) for each in CLIENTS], small(*TEST)
+    keys: dict[str, Any] = {"model": "transformer", "rounds": 1, "local_epochs": 1}
+    for tests in ((TEST, test), ([TEST] * len(CLIENTS), [test] * len(CLIENTS))):
+        evaluation = "clients" if isinstance(tests[0], list) else "server"
+        first, second = (
+            history(samples, test=part, evaluation=evaluation, **keys)
+            for samples, part in zip((CLIENTS, clients), tests, strict=True)
+        )
+        assert all(torch.equal(first.model[name], second.model[name]) for name in first.model)
+
+
+def test_token_ids_below_zero_are_refused() -> None:
+    x, y = CLIENTS[0]
+    with pytest.raises(ValueError, match=r"^model: expected token ids from 0 on .*, got -1$"):
+        history([(x.where(x > 0, -1), y)], model="transformer", rounds=1)
+
+
 def test_a_model_by_name_predicts_as_many_numbers_as_there_are() -> None:
     x, y = torch.randn(20, 3), torch.randn(20, 2)
     tensors = simulate(
