@@ -1,5 +1,6 @@
 """The task of a run configuration: data set, partition and model by name."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,8 @@ from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.config import TaskConfig
 from fedaccord.task.losses import loss_of
 from fedaccord.task.task import Task, find_device
+
+log = logging.getLogger("flwr")  # what a run prints
 
 VALIDATION = 1  # of the draw of validation samples, beside the run's seed
 GIVEN = ("natural", "file")  # partitions that clients do not draw
@@ -60,7 +63,14 @@ def _load_task(config: TaskConfig, num_clients: int, whole: bool, code: tuple[st
     x, y = data.x_train, data.y_train
     test = (data.x_test, data.y_test) if len(data.y_test) else None
     held_out = _held_out(len(y), config.validation, config.seed) if config.validation else None
-    drawn = config.samples_per_client and config.partition not in GIVEN and not whole
+    divided = config.partition not in GIVEN and not whole
+    if divided and data.owners is not None:
+        log.warning(
+            "partition=%s divides the samples anew: the data name clients; partition=natural keeps "
+            "them",
+            config.partition,
+        )
+    drawn = config.samples_per_client and divided
     if drawn and held_out is not None:  # clients get the other samples
         test, x, y = (x[held_out], y[held_out]), x[~held_out], y[~held_out]
     parts: Sequence[np.ndarray]

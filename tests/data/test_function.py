@@ -4,6 +4,7 @@ import random
 import re
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -154,6 +155,26 @@ def test_a_column_gives_the_client_of_each_sample() -> None:
     config = TaskConfig(dataset="tests.own:clients_of_a_table", partition="natural")
     task = load_task(config, num_clients=3)
     assert [task.num_examples(i) for i in range(3)] == [1, 2, 1]
+
+
+def test_clients_of_the_data_that_a_partition_ignores_are_a_warning(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def lines(clients: int = 2, whole: bool = False, **settings: Any) -> list[str]:
+        caplog.clear()
+        for _ in range(2):
+            config = TaskConfig(dataset="tests.own:clients_of_a_table", **settings)
+            load_task(config, num_clients=clients, whole=whole)
+        return [record.getMessage() for record in caplog.records]
+
+    for scheme in ("dirichlet", "iid"):
+        (line,) = lines(partition=scheme)
+        assert line.startswith(f"partition={scheme} divides the samples anew: the data name client")
+        assert line.endswith("; partition=natural keeps them")
+    (tmp_path / "parts.json").write_text("[[0], [1, 2, 3]]")
+    assert lines(3, partition="natural") == []
+    assert lines(partition="file", partition_file=str(tmp_path / "parts.json")) == []
+    assert lines(whole=True, partition="pathological") == []
 
 
 def test_a_class_without_training_samples_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
