@@ -4,7 +4,7 @@ The cache folder is $FEDACCORD_CACHE, else $XDG_CACHE_HOME/fedaccord, else ~/.ca
 may be deleted at any time. safetensors maps a file instead of reading it, so all processes
 share one copy in memory. A file holds a checksum, which every reader compares (about 0.3 s a GB).
 Files of the user's own data can be read by their owner alone, and a source that has changed leaves
-no copy of its earlier content.
+no copy of its earlier content, whatever the settings with which it was decoded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import shutil
 import time
 import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,18 +41,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedaccord"
 
 
-def fingerprint(paths: tuple[Path, ...], settings: Mapping[str, Any]) -> str:
-    """Short hashes of the source (settings and paths), and of its present state: the names, sizes
-    and times of the files in the paths and in their folders. No source has more levels, and a link
-    to a parent folder would be endless."""
+def fingerprint(paths: tuple[Path, ...], settings: Mapping[str, Any], code: Sequence[Path]) -> str:
+    """Short hashes of the source (paths), of its present state (the names, sizes and times of the
+    files in the paths and in their folders), of the settings, and of the code that decodes it. No
+    source has more levels, and a link to a parent folder would be endless."""
     entries = [str(path) for path in paths]
     for path in entries.copy():
         for folder, folders, files in os.walk(path, followlinks=True):
             entries += [f"{folder}/{entry}" for entry in folders + files]
             if folder != path:
                 folders.clear()  # do not descend
-    source = _hash((CACHE_FORMAT, settings, paths))
-    return f"{source}-{_hash([_size_and_time(entry) for entry in sorted(entries)])}"
+    state, decoder = ([_size_and_time(str(e)) for e in sorted(each)] for each in (entries, code))
+    return "-".join(map(_hash, ((CACHE_FORMAT, paths), state, settings, decoder)))
 
 
 def _hash(value: object) -> str:
@@ -101,7 +101,8 @@ def write(
     private: bool = False,
 ) -> None:
     """Write a cache file under another name, then rename it: readers see all of it or nothing.
-    Files of the same source in an earlier state are removed.
+    Files of the same source in an earlier state are removed, whatever their settings, as are those
+    with the same settings and earlier code.
 
     scale: mean and std of the channels; None: those of the training images. private: whether only
     the owner may read it.
@@ -137,9 +138,10 @@ def write(
         ) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    source, _, _ = path.name.rpartition("-")
+    source, state, settings, _ = path.name.rsplit("-", 3)
     for other in path.parent.glob(f"{source}-*.safetensors"):
-        if other != path:
+        *_, its_state, its_settings, _ = other.name.rsplit("-", 3)
+        if other != path and (its_state != state or its_settings == settings):
             with suppress(OSError):  # a process that has mapped it keeps it
                 other.unlink()
 

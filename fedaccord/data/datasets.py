@@ -2,7 +2,8 @@
 
 `load` finds the files, decodes them into one cache file and maps that file; later calls, in this
 process or another, only map it (see cache.py). A cache file's name carries hashes of the source's
-path and of the names, sizes and times of its files: changed data is decoded again.
+path, of the names, sizes and times of its files, and of the settings and the code that decode them:
+changed data is decoded again.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ def _locate(name: str, data_dir: str, reading: ReadOptions) -> tuple[Source, Pat
         )
     source = kind.find(root, reading)
     settings = {setting: getattr(reading, setting) for setting in kind.reads}
-    return source, folder / f"{name}-{fingerprint(source.paths, settings)}.safetensors"
+    names = fingerprint(source.paths, settings, source.code)
+    return source, folder / f"{name}-{names}.safetensors"
 
 
 def _is_text(name: str) -> bool:

@@ -89,6 +89,7 @@ class Source(NamedTuple):
 
     paths: tuple[Path, ...]  # files and folders whose change makes the cache file stale
     decode: Callable[[], Arrays]
+    code: tuple[Path, ...] = ()  # files of functions that decode them, whose change does so too
 
 
 class Facts(NamedTuple):

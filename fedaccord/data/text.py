@@ -55,7 +55,7 @@ def find(root: Path, reading: ReadOptions) -> Source:
     code: list[Path] = []
     if reading.tokenizer != BYTE_TOKENIZER:  # a change of its code changes the data
         code = named.files("tokenizer", reading.tokenizer)
-    return Source((*files, *code), partial(decode, files, reading))
+    return Source(tuple(files), partial(decode, files, reading), tuple(code))
 
 
 def decode(files: Sequence[Path], reading: ReadOptions) -> Arrays:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from fedaccord.data import cache, datasets, digits, image_folder
 from fedaccord.data.datasets import DATASETS, cached, load
@@ -196,6 +197,51 @@ def test_a_users_own_data_has_one_copy_which_its_owner_alone_may_read(
     assert len(copies) == 2
     assert {copy.stat().st_mode & 0o777 for copy in copies} == {0o600}
     assert cached("npz", files[0]) is not None
+
+
+def copied_records(folder: Path) -> dict[str, set[bytes]]:
+    """The texts in bytes of each cache file."""
+    copies = {file.name: load_file(file) for file in folder.iterdir()}
+    return {
+        name: {
+            bytes(id - 1 for id in ids.tolist() if id)
+            for ids in (*tensors["x_train"], *tensors["x_test"])
+        }
+        for name, tensors in copies.items()
+    }
+
+
+def test_a_changed_text_is_in_no_copy_of_any_settings(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "tokenizer.py"
+    code.write_text("")
+    monkeypatch.setattr("fedaccord.core.named.files", lambda key, path: [code])
+    site, other = tmp_path / "site.csv", tmp_path / "other.csv"
+
+    def write(file: Path, who: str) -> None:
+        rows = [f"{who} {k},{k % 2}" for k in range(10)]
+        file.write_text("\n".join(["text,label", *rows, ""]))
+
+    write(site, "Alice")
+    write(other, "Mallory")
+    tokenizers = ("bytes", "tests.own:letters")
+    readings = [ReadOptions(max_length=n, tokenizer=name) for n in (64, 16) for name in tokenizers]
+    load("text", str(other), readings[0])
+    for reading in readings:
+        load("text", str(site), reading)
+        assert cached("text", str(site), readings[0]) is not None  # copies of one state coexist
+    assert len(copied_records(folder)) == 5
+    write(site, "Robert")
+    load("text", str(site), readings[0])
+    records = [*copied_records(folder).values()]
+    assert sorted(sorted(texts)[0] for texts in records) == [b"Mallory 0", b"Robert 0"]
+    load("text", str(site), readings[1])
+    before = {*folder.iterdir()}
+    os.utime(code, (1, 1))
+    load("text", str(site), readings[1])  # which replaces its own copy alone
+    after = {*folder.iterdir()}
+    assert (len(before), len(after), len(before & after)) == (3, 3, 2)
 
 
 def test_a_folder_without_permission_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
