@@ -13,6 +13,7 @@ from fedaccord.data.text import BYTE_TOKENIZER
 from fedaccord.task import losses, models
 from fedaccord.task.models import NAMES
 
+AUGMENTED = [name for name, kind in DATASETS.items() if kind.augment]
 MAX_LENGTH = 65_536
 
 
@@ -64,6 +65,12 @@ class TaskConfig:
         "text, image-folder: names of the classes in their order, with commas, for sites that may "
         "lack some; empty: those in the data",
         only={"dataset": ["text", "image-folder"]},
+    )
+    augment: bool = option(
+        True,
+        f"{', '.join(AUGMENTED)}: local steps shift each image by up to 4 pixels, and mirror "
+        "it with probability 1/2",
+        only={"dataset": AUGMENTED},
     )
     partition: str = option(
         "dirichlet",

@@ -117,7 +117,7 @@ def _load_task(config: TaskConfig, num_clients: int, whole: bool, code: tuple[st
         split="validation" if config.validation else "test",
         device=find_device(config.device),
         prepare=lambda x, dtype: kind.prepare(x, data, dtype),
-        augment=data.augment or kind.augment,
+        augment=data.augment or (kind.augment if config.augment else None),
         augment_each=data.augment is not None,
         seed=config.seed,
         own_test=whole,

@@ -17,6 +17,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from fedaccord import simulate
+from fedaccord.config import RunConfig
 from fedaccord.data import cache, datasets, digits, image_folder
 from fedaccord.data.datasets import DATASETS, cached, load
 from fedaccord.data.kind import Arrays, Dataset, ReadOptions
@@ -645,6 +647,33 @@ def test_only_natural_images_are_augmented() -> None:
     """A mirrored digit is another sign, and arrays may be anything."""
     names = {name for name, kind in DATASETS.items() if kind.augment}
     assert names == {"cifar10", "cifar100", "image-folder"}
+
+
+def test_augmentation_can_be_turned_off(tmp_path: Path) -> None:
+    """A folder of images then trains as an array of them."""
+    rng, parts = np.random.default_rng(0), {}
+    for split, n in (("train", 16), ("test", 4)):
+        x, y = rng.integers(256, size=(n, 8, 8), dtype=np.uint8), np.arange(n) // (n // 2)
+        parts |= {f"x_{split}": x, f"y_{split}": y}
+        for i, (pixels, label) in enumerate(zip(x, y, strict=True)):
+            file = tmp_path / "images" / split / f"{label}" / f"{i:02}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(file)
+    np.savez(tmp_path / "images.npz", **parts)
+    keys: dict[str, Any] = {"model": "linear", "num_clients": 2, "partition": "iid", "rounds": 1}
+    keys |= {"local_steps": 3, "batch_size": 4}
+
+    def weights(dataset: str, data_dir: str, **more: Any) -> torch.Tensor:
+        own = {"dataset": dataset, "data_dir": str(tmp_path / data_dir), **more}
+        return torch.cat([t.flatten() for t in simulate("fedavg", **keys, **own).model.values()])
+
+    array = weights("npz", "images.npz")
+    assert torch.equal(weights("image-folder", "images", augment=False), array)
+    usual = weights("image-folder", "images")
+    assert not torch.allclose(usual, array)
+    assert torch.equal(weights("image-folder", "images", augment=True), usual)
+    (line,) = RunConfig.make({"augment": False}).unread()
+    assert line == "augment=false has no effect: it needs dataset=cifar10|cifar100|image-folder"
 
 
 def test_unknown_name_lists_the_known_and_the_nearest() -> None:
