@@ -7,6 +7,7 @@ With ``tensors`` in the job its data are prepared tensors in memory, the least w
 from collections.abc import Iterable, Iterator
 from functools import cache
 
+import numpy as np
 import torch
 from common import Job, arrays, network, partition, prepared, read_job, report, transform
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -20,9 +21,15 @@ from torch.utils.data import DataLoader, Dataset
 Batches = Iterable[tuple[Tensor, Tensor]]
 
 
+@cache
+def whole(path: str) -> dict[str, np.ndarray]:
+    """All images and labels, read once per process."""
+    return arrays({"data": path})
+
+
 class Images(Dataset[tuple[Tensor, int]]):
     def __init__(self, job: Job, split: str, rows: list[int] | None = None) -> None:
-        data, self.transform = arrays(job), transform(job)
+        data, self.transform = whole(job["data"]), transform(job)
         pick = slice(None) if rows is None else rows
         self.x, self.y = data[f"x_{split}"][pick], data[f"y_{split}"][pick].tolist()
 
@@ -47,9 +54,8 @@ class Prepared:
 @cache
 def kept(path: str, split: str) -> tuple[Tensor, Tensor]:
     """All samples as tensors, once per process."""
-    job = {**JOB, "data": path}
-    data = arrays(job)
-    return prepared(job, data[f"x_{split}"]), torch.from_numpy(data[f"y_{split}"]).long()
+    data = whole(path)
+    return prepared(JOB, data[f"x_{split}"]), torch.from_numpy(data[f"y_{split}"]).long()
 
 
 @cache

@@ -1,10 +1,12 @@
 """The plumbing of benchmarks/peers.py, on a run of a few samples and without any peer."""
 
 import argparse
+import importlib
 import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import peers
@@ -101,6 +103,28 @@ def test_a_contestant_uses_the_threads_of_its_job(
     monkeypatch.setenv("PEERS_JOB", str(tmp_path / "job.json"))
     assert common.read_job() == {"threads": 3}
     assert threads == [3]
+
+
+def test_flower_s_clients_read_the_images_once_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job(tmp_path, rounds=1)
+    own = {"data": str(tmp_path / "data.npz"), "partition": str(tmp_path / "partition.json")}
+    own |= {"mean": [0.5] * 3, "std": [0.2] * 3, "threads": torch.get_num_threads()}
+    (tmp_path / "job.json").write_text(json.dumps(own))
+    monkeypatch.setenv("PEERS_JOB", str(tmp_path / "job.json"))
+    sys.modules.pop("flower_app", None)  # it reads its job when it is imported
+    flower_app = importlib.import_module("flower_app")
+    reads = []
+
+    def counted(job: dict[str, Any]) -> dict[str, np.ndarray]:
+        reads.append(job)
+        return common.arrays(job)
+
+    monkeypatch.setattr(flower_app, "arrays", counted)
+    sizes = [len(flower_app.images(client)) for client in range(3)]
+    assert sizes == [4, 4, 4]
+    assert len(reads) == 1
 
 
 def test_lines_of_fl_simulator() -> None:
