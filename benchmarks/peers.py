@@ -41,17 +41,7 @@ SEED = 20  # FL-Simulator's default
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("setting", choices=[*SETTINGS, "page"])
-    parser.add_argument("contestants", nargs="*", help="default: all that the options allow")
-    parser.add_argument("--repetitions", type=int, default=2)
-    parser.add_argument("--rounds", type=int, help="of each run")
-    parser.add_argument("--results", type=Path, required=True, help="folder of results")
-    parser.add_argument("--markdown", type=Path, help="page: write it to this file")
-    parser.add_argument("--pfl-python", type=Path, help="a Python that has pfl and torchvision")
-    parser.add_argument("--blazefl-python", type=Path, help="one that has blazefl and torchvision")
-    parser.add_argument("--fl-simulator", type=Path, help="a checkout of FL-Simulator")
-    options = parser.parse_args()
+    options = arguments().parse_args()
     if options.setting == "page":
         text = page(options.results)
         print(text)
@@ -67,8 +57,27 @@ def main() -> None:
         sys.exit(str(error))
 
 
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("setting", choices=[*SETTINGS, "page"])
+    parser.add_argument("contestants", nargs="*", help="default: all that the options allow")
+    parser.add_argument("--repetitions", type=int, default=2)
+    parser.add_argument("--rounds", type=int, help="of each run")
+    parser.add_argument("--results", type=Path, required=True, help="folder of results")
+    parser.add_argument("--markdown", type=Path, help="page: write it to this file")
+    parser.add_argument("--pfl-python", type=whole, help="a Python that has pfl and torchvision")
+    parser.add_argument("--blazefl-python", type=whole, help="one that has blazefl and torchvision")
+    parser.add_argument("--fl-simulator", type=whole, help="a checkout of FL-Simulator")
+    return parser
+
+
+def whole(path: str) -> Path:
+    """For contestants, which start in another folder; a link stays, as it names an environment."""
+    return Path(path).expanduser().absolute()
+
+
 def able(setting: Setting, options: argparse.Namespace) -> list[str]:
-    """The contestants asked for, or all that can run. Raises ValueError where one cannot."""
+    """The contestants asked for, or all that can run. Raises ValueError if one cannot."""
     needs = {"pfl": "pfl_python", "blazefl": "blazefl_python", "fl-simulator": "fl_simulator"}
     contestants = setting.contestants
     if unknown := [name for name in options.contestants if name not in contestants]:
@@ -76,10 +85,16 @@ def able(setting: Setting, options: argparse.Namespace) -> list[str]:
     names = []
     for name in options.contestants or contestants:
         need = needs.get(name.removesuffix(THREADS))
-        if need is None or getattr(options, need):
+        if need is None:
+            names.append(name)
+            continue
+        path, option = getattr(options, need), f"--{need.replace('_', '-')}"
+        if path and not path.exists():
+            raise ValueError(f"{option}: expected a path that exists, got {path}")
+        if path:
             names.append(name)
         elif options.contestants:
-            raise ValueError(f"{name}: expected --{need.replace('_', '-')}")
+            raise ValueError(f"{name}: expected {option}")
     return names
 
 

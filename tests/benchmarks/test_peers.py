@@ -212,5 +212,18 @@ def test_a_peer_without_its_environment_is_left_out_or_refused() -> None:
     ]
     with pytest.raises(ValueError, match="blazefl: expected --blazefl-python"):
         peers.able(setting, argparse.Namespace(contestants=["blazefl"], **paths))
+    with pytest.raises(ValueError, match="--blazefl-python: expected a path that exists, got /no"):
+        peers.able(setting, argparse.Namespace(**vars(every) | {"blazefl_python": Path("/no")}))
     with pytest.raises(ValueError, match="got 'pfl'"):
         peers.able(setting, argparse.Namespace(contestants=["pfl"], **paths))
+
+
+def test_peers_start_in_another_folder_from_a_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "python").symlink_to(sys.executable)
+    words = ["pfl", "--results", "out", "--pfl-python", "python", "--fl-simulator", "~/simulator"]
+    options = peers.arguments().parse_args(words)
+    assert peers.command("pfl", {}, options)[0] == str(tmp_path / "python")  # the link itself
+    assert options.fl_simulator == Path.home() / "simulator"
