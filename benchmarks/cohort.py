@@ -74,14 +74,7 @@ GAINS = {("mlp64", 8, 100): 4.0, ("mlp64", 50, 100): 2.5}  # at least
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", help=f"default: {', '.join(MODELS)}")
-    timing.add_options(parser)
-    parser.set_defaults(threads=1, clock="cpu", repetitions=3)
-    parser.add_argument("--cohorts", type=int, nargs="+", default=[MIN_CLIENTS, 10, 100])
-    parser.add_argument("--batches", type=int, nargs="+", default=[8, 50])
-    parser.add_argument("--steps", type=int, default=10, help="of each client in a round")
-    options = parser.parse_args()
+    options = arguments().parse_args()
     names = options.models or [*MODELS]
     if unknown := [name for name in names if name not in MODELS]:
         sys.exit(f"unknown model {unknown[0]!r}; known: {', '.join(MODELS)}")
@@ -105,9 +98,20 @@ def main() -> None:
                 rows.append(row)
                 missed += misses
     if options.markdown:
-        options.markdown.write_text(page([*head, *rows], missed))
+        options.markdown.write_text(page([*head, *rows], missed, options))
     if options.check and missed:
         sys.exit("\n".join(missed))
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = timing.parser(__file__, __doc__)
+    parser.add_argument("models", nargs="*", help=f"default: {', '.join(MODELS)}")
+    timing.add_options(parser)
+    parser.set_defaults(threads=1, clock="cpu", repetitions=3)
+    parser.add_argument("--cohorts", type=int, nargs="+", default=[MIN_CLIENTS, 10, 100])
+    parser.add_argument("--batches", type=int, nargs="+", default=[8, 50])
+    parser.add_argument("--steps", type=int, default=10, help="of each client in a round")
+    return parser
 
 
 def line(name: str, batch: int, n: int, options: argparse.Namespace) -> tuple[str, list[str]]:
@@ -144,7 +148,7 @@ def line(name: str, batch: int, n: int, options: argparse.Namespace) -> tuple[st
     return f"| {' | '.join(cells)} |", missed
 
 
-def page(table: list[str], missed: list[str]) -> str:
+def page(table: list[str], missed: list[str], options: argparse.Namespace) -> str:
     """The table with what was measured, for docs/results."""
     return "\n".join(
         [
@@ -167,7 +171,7 @@ def page(table: list[str], missed: list[str]) -> str:
             f"gain of {GAINS['mlp64', 8, 100]:g} at batch 8 and {GAINS['mlp64', 50, 100]:g} at "
             f"batch 50: {'; '.join(f'missed: {miss}' for miss in missed) or 'all met'}.",
             "",
-            "Made by `python benchmarks/cohort.py --markdown docs/results/cohort.md`.",
+            f"Made by `{timing.command(arguments(), options)}`.",
             "",
         ]
     )

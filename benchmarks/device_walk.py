@@ -27,6 +27,7 @@ import devices
 import numpy as np
 import pandas as pd
 import psutil
+import timing
 
 from fedaccord.data import datasets
 
@@ -243,19 +244,14 @@ def page(walks: list[Mapping[str, Any]], options: argparse.Namespace) -> str:
             "the first reply: the same number of rounds has fewer replies of the slow device, so "
             "the accuracies are not comparable.",
             "",
-            "Made by `python benchmarks/device_walk.py --markdown docs/results/device-walk.md "
-            f"--rounds {options.rounds} --timeout {options.timeout:g}`.",
+            f"Made by `{timing.command(arguments(), options)}`.",
             "",
         ]
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds of a visit")
-    parser.add_argument("--markdown", type=Path, help="write the page to this file")
-    options = parser.parse_args()
+    options = arguments().parse_args()
     walks = list[Mapping[str, Any]]()
     with tempfile.TemporaryDirectory() as folder:
         for schedule in SCHEDULES:
@@ -264,6 +260,14 @@ def main() -> None:
             print(walks[-1], flush=True)
     if options.markdown:
         options.markdown.write_text(page(walks, options))
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = timing.parser(__file__, __doc__)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds of a visit")
+    parser.add_argument("--markdown", type=Path, help="write the page to this file")
+    return parser
 
 
 if __name__ == "__main__":

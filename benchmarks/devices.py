@@ -55,14 +55,7 @@ class Measurement(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--repetitions", type=int, default=2)
-    parser.add_argument("--before", metavar="COMMIT", help="an earlier commit, measured too")
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument("--out", type=Path, help="write what was measured to this JSON file")
-    parser.add_argument("--markdown", type=Path, help="write the page to this file")
-    options = parser.parse_args()
+    options = arguments().parse_args()
     rows = [name for name in options.rows if options.before or ROWS[name][0] != "before"]
     measurements: dict[str, list[Measurement]] = {name: [] for name in rows}
     with tempfile.TemporaryDirectory() as folder:
@@ -86,6 +79,17 @@ def main() -> None:
     print(table)
     if options.markdown:
         options.markdown.write_text(page(table, options))
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = timing.parser(__file__, __doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--repetitions", type=int, default=2)
+    parser.add_argument("--before", metavar="COMMIT", help="an earlier commit, measured too")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--out", type=Path, help="write what was measured to this JSON file")
+    parser.add_argument("--markdown", type=Path, help="write the page to this file")
+    return parser
 
 
 def measure(app: Path, plain: bool, node: Sequence[str], rounds: int, work: Path) -> Measurement:
@@ -301,8 +305,7 @@ def page(table: str, options: Any) -> str:
             "",
             table,
             "",
-            "Made by `python benchmarks/devices.py --markdown docs/results/devices.md"
-            f"{f' --before {options.before}' if options.before else ''}`.",
+            f"Made by `{timing.command(arguments(), options)}`.",
             "",
         ]
     )

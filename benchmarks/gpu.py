@@ -67,14 +67,7 @@ TINY = Size(3, 2, 12, 4, 3)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: a test of the path")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS])
-    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=[*PRECISIONS])
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
-    options = parser.parse_args()
+    options = arguments().parse_args()
     options.threads, options.clock = 1, "wall"
     if options.device != "cpu" and not torch.cuda.is_available():
         sys.exit("--device: expected a GPU, found none; --device cpu --quick tries the path")
@@ -85,8 +78,19 @@ def main() -> None:
         print(part, flush=True)
         text += f"{part}\n"
     if options.markdown:
-        text += "\nMade by `python benchmarks/gpu.py --markdown docs/results/gpu.md`.\n"
+        text += f"\nMade by `{timing.command(arguments(), options)}`.\n"
         options.markdown.write_text(text, encoding="utf-8")
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = timing.parser(__file__, __doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: a test of the path")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS])
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=[*PRECISIONS])
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
+    return parser
 
 
 def parts(options: argparse.Namespace) -> Iterator[str]:
@@ -114,7 +118,11 @@ def parts(options: argparse.Namespace) -> Iterator[str]:
                 row += " |"
             best[model] = min(best.get(model, (fastest, math.inf)), (fastest, fastest / bare))
             yield f"{row} {fastest / bare:.3f} |"
-    yield "\n| method, with LeNet, in one call | a round, s |\n| --- | --: |"
+    yield (
+        "\ndpsgd takes one step a round, and scaffnew draws the number of its steps: their seconds "
+        "are not those of equal work.\n\n"
+        "| method, with LeNet, in one call | a round, s |\n| --- | --: |"
+    )
     for method in METHODS:
         size = usual._replace(clients=usual.active)
         seconds = rounds_of("lenet", options.precisions[-1], size, options, method, together=True)

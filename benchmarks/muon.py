@@ -18,6 +18,7 @@ from pathlib import Path
 from unittest import mock
 
 import optimizers
+import timing
 import torch
 from timing import spread, turns
 from torch import Tensor
@@ -47,23 +48,27 @@ FORMS = {"Gram": optimizer.orthogonal, "whole": whole, "torch": of_torch}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument(
-        "--json", action="store_true", help="only an iteration's seconds, of this process"
-    )
-    parser.add_argument("--markdown", type=Path, help="write setting and tables to this file")
-    options = parser.parse_args()
+    options = arguments().parse_args()
     torch.set_num_threads(1)
     seconds = {f"{a} x {b}": of_iteration((a, b), options.repetitions) for a, b in SHAPES}
     if options.json:
         print(json.dumps(seconds))
         return
     seconds["local round of the mlp"] = of_round(options.repetitions)
-    text = page(seconds, with_avx2(options.repetitions), options.repetitions)
+    text = page(seconds, with_avx2(options.repetitions), options)
     print(text)
     if options.markdown:
         options.markdown.write_text(text)
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = timing.parser(__file__, __doc__)
+    parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument(
+        "--json", action="store_true", help="only an iteration's seconds, of this process"
+    )
+    parser.add_argument("--markdown", type=Path, help="write setting and tables to this file")
+    return parser
 
 
 def with_avx2(repetitions: int) -> Seconds:
@@ -109,15 +114,16 @@ def change(x: Tensor) -> float:
     return float((of_torch(x).double() - exact).norm() / exact.norm())
 
 
-def page(seconds: Seconds, avx2: Seconds, repetitions: int) -> str:
+def page(seconds: Seconds, avx2: Seconds, options: argparse.Namespace) -> str:
     lines = [
         "# Muon's iteration",
         "",
-        f"CPU seconds of one thread, {repetitions} repetitions, torch {torch.__version__}. An "
-        f"iteration: {CALLS} calls of one matrix. A local round: {optimizers.STEPS} steps of batch "
-        f"{optimizers.BATCH} on images of CIFAR-10's size. Gram: long matrices take their "
-        "iterations on the square Gram matrix. Whole: products of the whole matrix, in float32. "
-        "torch: that of `torch.optim.Muon`, in bfloat16, and its bare steps. AVX2: "
+        f"CPU seconds of one thread, {options.repetitions} repetitions, torch "
+        f"{torch.__version__}. An iteration: {CALLS} calls of one matrix. A local round: "
+        f"{optimizers.STEPS} steps of batch {optimizers.BATCH} on images of CIFAR-10's size. Gram: "
+        "long matrices take their iterations on the square Gram matrix. Whole: products of the "
+        "whole matrix, in float32. torch: that of `torch.optim.Muon`, in bfloat16, and its bare "
+        "steps. AVX2: "
         f"`{' '.join(map('='.join, AVX2.items()))}`, without AVX-512 or bfloat16.",
         "",
         "| work | instructions | Gram, seconds: median (min to max) | whole / Gram, likewise "
@@ -148,7 +154,7 @@ def page(seconds: Seconds, avx2: Seconds, repetitions: int) -> str:
     for name, x in (("random", noise), ("nearly of rank 5", low + 1e-4 * noise)):
         errors = " | ".join(f"{error(each):.1e}" for each in (x, x.double()))
         lines.append(f"| {name} | {errors} | {change(x):.3f} |")
-    made = "Made by `python benchmarks/muon.py --markdown docs/results/muon.md`."
+    made = f"Made by `{timing.command(arguments(), options)}`."
     return "\n".join([*lines, "", made, ""])
 
 

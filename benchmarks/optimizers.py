@@ -5,9 +5,10 @@
     python benchmarks/optimizers.py --markdown docs/results/optimizers.md
 
 A round of FedAvg on batches in memory: the steps with clip and weight decay, from a request to the
-reply. Bare: forward, backward and the step of torch.optim (fused), on a model of its own. The two
-take turns, and ratios are taken within a repetition, of CPU seconds of one thread. Muon has the
-mlp, whose hidden layers are matrices: torch.optim.Muon takes no others.
+reply. Bare: forward, backward and the step of torch.optim, on a model of its own: the steps of
+momentum and AdamW are fused, those of SGD and torch.optim.Muon are not. The two take turns, and
+ratios are taken within a repetition, of CPU seconds of one thread. Muon has the mlp, whose hidden
+layers are matrices: torch.optim.Muon takes no others.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import timing
 import torch
 from timing import spread, turns
 from torch import Tensor, nn
@@ -51,12 +53,7 @@ def muon(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument("--model", default="lenet")
-    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
-    parser.add_argument("--markdown", type=Path, help="write setting and table to this file")
-    options = parser.parse_args()
+    options = arguments().parse_args()
     torch.set_num_threads(1)
     seconds = measure(batches(), options)
     text = table(seconds, options)
@@ -65,6 +62,15 @@ def main() -> None:
         options.markdown.write_text(text)
     if options.check and (missed := missed_targets(seconds)):
         sys.exit("\n".join(missed))
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = timing.parser(__file__, __doc__)
+    parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--model", default="lenet")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
+    parser.add_argument("--markdown", type=Path, help="write setting and table to this file")
+    return parser
 
 
 def batches() -> Batches:
@@ -152,9 +158,10 @@ def table(seconds: dict[str, list[float]], options: argparse.Namespace) -> str:
         "# Local optimisers",
         "",
         f"A client's local round of FedAvg: {STEPS} steps of batch {BATCH}, {options.model}, with "
-        "clip and weight decay; bare: forward, backward and the step of `torch.optim` (fused). CPU "
-        f"seconds of one thread, {options.repetitions} repetitions, torch {torch.__version__}. "
-        "Muon has the mlp, whose hidden layers are matrices.",
+        "clip and weight decay; bare: forward, backward and the step of `torch.optim`, fused for "
+        "momentum, adamw and what muon leaves to AdamW, not for sgd and `torch.optim.Muon`. "
+        f"CPU seconds of one thread, {options.repetitions} repetitions, torch "
+        f"{torch.__version__}. Muon has the mlp, whose hidden layers are matrices.",
         "",
         "| optimiser | seconds: median (min to max) | bare, likewise | ratio, likewise |",
         "| --- | --: | --: | --: |",
@@ -166,7 +173,7 @@ def table(seconds: dict[str, list[float]], options: argparse.Namespace) -> str:
     missed = missed_targets(seconds)
     lines += ["", f"Targets (medians): {targets}: {'; '.join(missed) or 'all met'}.", ""]
     lines += [
-        "Made by `python benchmarks/optimizers.py --markdown docs/results/optimizers.md`.",
+        f"Made by `{timing.command(arguments(), options)}`.",
         "",
     ]
     return "\n".join(lines)

@@ -5,7 +5,8 @@
 
 Each method runs in both precisions from the same seeds: the same initial model, partition, cohorts
 and batches. KEY=VALUE pairs replace settings of all runs. Runs that are complete below --out are
-not done again; the tables hold what is there.
+not done again; the tables hold what is there. With --markdown only the section of the table is
+written again.
 """
 
 import argparse
@@ -14,6 +15,8 @@ import statistics
 import sys
 from pathlib import Path
 from typing import Any
+
+import timing
 
 from fedaccord import engine, runs
 from fedaccord.cli.settings import read_settings
@@ -38,12 +41,7 @@ LAST = 3  # evaluations whose mean accuracy counts
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("pairs", nargs="*", metavar="KEY=VALUE", help="settings of all runs")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--markdown", type=Path, help="write setting and table to this file")
-    options = parser.parse_args()
+    options = arguments().parse_args()
     logging.getLogger("flwr").setLevel(logging.WARNING)
     out = options.out.expanduser().absolute()
     accuracies: dict[str, dict[str, list[float]]] = {
@@ -61,7 +59,16 @@ def main() -> None:
     text = table(setting, accuracies)
     print(text)
     if options.markdown:
-        options.markdown.write_text(f"# bfloat16 beside float32\n\n{text}\n", encoding="utf-8")
+        timing.rewrite(options.markdown, page(text, options))
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = timing.parser(__file__, __doc__)
+    parser.add_argument("pairs", nargs="*", metavar="KEY=VALUE", help="settings of all runs")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--markdown", type=Path, help="write setting and table to this file")
+    return parser
 
 
 def accuracy(settings: dict[str, Any]) -> float:
@@ -81,6 +88,22 @@ def accuracy(settings: dict[str, Any]) -> float:
             )
     accuracies = run.metrics["test-accuracy"].dropna()
     return 100 * float(accuracies.tail(LAST).mean())
+
+
+def page(table: str, options: argparse.Namespace) -> str:
+    """The head of the page and its first section; the others are written by hand."""
+    return "\n".join(
+        [
+            "# bfloat16 beside float32",
+            "",
+            "## Accuracy",
+            "",
+            table,
+            "",
+            f"Made by `{timing.command(arguments(), options)}`.",
+            "",
+        ]
+    )
 
 
 def table(setting: dict[str, Any], accuracies: dict[str, dict[str, list[float]]]) -> str:

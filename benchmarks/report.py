@@ -30,11 +30,7 @@ MOST_SECONDS, MOST_MB = 3.0, 5.0  # of the report
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
-    parser.add_argument("--markdown", type=Path, help="write the page to this file")
-    options = parser.parse_args()
+    options = arguments().parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         runs, page = folder / "runs", folder / "report.html"
@@ -52,10 +48,18 @@ def main() -> None:
     table = "\n".join(lines(measurements, size))
     print(table)
     if options.markdown:
-        options.markdown.write_text(markdown(table, options.repetitions))
+        options.markdown.write_text(markdown(table, options))
     cpu = statistics.median(cpu for _, cpu in measurements["report"])
     if options.check and (cpu > MOST_SECONDS or size > MOST_MB):
         sys.exit(f"missed: the report takes {cpu:.2f} CPU seconds and {size:.2f} MB")
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = timing.parser(__file__, __doc__)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
+    parser.add_argument("--markdown", type=Path, help="write the page to this file")
+    return parser
 
 
 def write(folder: Path, method: str, seed: int, rng: np.random.Generator) -> None:
@@ -99,7 +103,7 @@ def lines(measurements: dict[str, list[tuple[float, float]]], size: float) -> li
     return rows
 
 
-def markdown(table: str, repetitions: int) -> str:
+def markdown(table: str, options: argparse.Namespace) -> str:
     return "\n".join(
         [
             "# Reports",
@@ -109,14 +113,14 @@ def markdown(table: str, repetitions: int) -> str:
             "clients a round, evaluated every round), the start of the process included. The runs "
             "are made up.",
             "",
-            f"CPU, {os.cpu_count()} cores, Python {sys.version.split()[0]}; {repetitions} "
-            "repetitions.",
+            f"CPU, {os.cpu_count()} cores, Python {sys.version.split()[0]}; "
+            f"{options.repetitions} repetitions.",
             "",
             table,
             "",
             f"Targets of the report: {MOST_SECONDS:g} CPU seconds (median) and {MOST_MB:g} MB.",
             "",
-            "Made by `python benchmarks/report.py --markdown docs/results/report.md`.",
+            f"Made by `{timing.command(arguments(), options)}`.",
             "",
         ]
     )

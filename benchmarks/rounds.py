@@ -55,13 +55,7 @@ TARGETS = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("contestants", nargs="*", help=f"default: {', '.join(CONTESTANTS)}")
-    timing.add_options(parser)
-    parser.add_argument("--active", type=int, default=10, help="clients a round")
-    parser.add_argument("--steps", type=int, default=50, help="local steps of a client")
-    parser.add_argument("--quick", action="store_true", help="2 clients a round, 3 repetitions")
-    options = parser.parse_args()
+    options = arguments().parse_args()
     if options.quick:
         options.active, options.repetitions = 2, 3
     names = options.contestants or list(CONTESTANTS)
@@ -84,6 +78,18 @@ def main() -> None:
         options.markdown.write_text(page(seconds, options))
     if options.check and (missed := missed_targets(seconds)):
         sys.exit("\n".join(missed))
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = timing.parser(__file__, __doc__)
+    parser.add_argument("contestants", nargs="*", help=f"default: {', '.join(CONTESTANTS)}")
+    timing.add_options(parser)
+    timing.add_device(parser)
+    timing.add_out(parser)
+    parser.add_argument("--active", type=int, default=10, help="clients a round")
+    parser.add_argument("--steps", type=int, default=50, help="local steps of a client")
+    parser.add_argument("--quick", action="store_true", help="2 clients a round, 3 repetitions")
+    return parser
 
 
 def make(names: list[str], options: argparse.Namespace) -> dict[str, OneRound]:
@@ -273,8 +279,7 @@ def page(seconds: dict[str, list[float]], options: argparse.Namespace) -> str:
         if {"fedavg", "plain"} <= set(seconds)
         else "",
         "",
-        "Made by `python benchmarks/rounds.py --markdown docs/results/rounds.md`"
-        f" with `--clock {options.clock} --threads {options.threads}`.",
+        f"Made by `{timing.command(arguments(), options)}`.",
         "",
     ]
     return "\n".join(lines)

@@ -14,6 +14,8 @@ row is a process of its own.
     lenet feddyn    with a state on every client, on disk
     lenet afedpd    likewise
 
+With --markdown all tables and the targets are written again; other sections of the page stay.
+
 The last table is A-FedPD's server, which keeps a vector for every round in which some client was
 last seen: LeNet, 10 of a million clients a round.
 """
@@ -30,6 +32,7 @@ from typing import Any
 
 import data
 import psutil
+import timing
 import torch
 from timing import CLOCKS, spread
 
@@ -67,16 +70,7 @@ PAST_ROUNDS = (50, 100, 200, 300)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cases", nargs="*", help=f"default: {', '.join(CASES)}, afedpd")
-    parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, help="of the rows, C")
-    parser.add_argument("--active", type=int, default=ACTIVE, help="clients a round")
-    parser.add_argument("--rounds", type=int, default=5, help="that are timed, after a first one")
-    parser.add_argument("--clock", choices=CLOCKS, default="wall")
-    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
-    parser.add_argument("--markdown", type=Path, help="write setting and tables to this file")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)  # C, of the process of a row
-    options = parser.parse_args()
+    options = arguments().parse_args()
     names = options.cases or [*CASES, "afedpd"]
     if unknown := set(names) - {*CASES, "afedpd"}:
         sys.exit(f"unknown case {unknown.pop()!r}; known: {', '.join([*CASES, 'afedpd'])}")
@@ -91,9 +85,22 @@ def main() -> None:
     tables = page(measurements, options)
     print(tables)
     if options.markdown:
-        options.markdown.write_text(tables)
+        timing.rewrite(options.markdown, tables, own=map(heading, [*CASES, "afedpd"]))
     if options.check and (missed := missed_targets(measurements)):
         sys.exit("\n".join(missed))
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = timing.parser(__file__, __doc__)
+    parser.add_argument("cases", nargs="*", help=f"default: {', '.join(CASES)}, afedpd")
+    parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, help="of the rows, C")
+    parser.add_argument("--active", type=int, default=ACTIVE, help="clients a round")
+    parser.add_argument("--rounds", type=int, default=5, help="that are timed, after a first one")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
+    parser.add_argument("--markdown", type=Path, help="write setting and tables to this file")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)  # C, of the process of a row
+    return parser
 
 
 def in_a_process(name: str, num_clients: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -212,6 +219,21 @@ def missed_targets(measurements: dict[str, list[dict[str, Any]]]) -> list[str]:
     return lines
 
 
+NOTES = {
+    "linear fedavg": "digits, 650 parameters",
+    "lenet fedavg": "CIFAR-10, 797,962 parameters: the replies of a round take 3.2 GB",
+    "cnn fedavg": "CIFAR-10, 1,626,442 parameters: 6.5 GB",
+    "lenet feddyn": "LeNet with a vector on every client, `client-state=disk`",
+    "lenet afedpd": "likewise",
+}
+
+
+def heading(case: str) -> str:
+    if case == "afedpd":
+        return "## What A-FedPD's server keeps of past rounds"
+    return f"## {case}: {NOTES[case]}"
+
+
 def page(measurements: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> str:
     clock = "wall-clock" if options.clock == "wall" else "CPU"
     lines = [
@@ -226,18 +248,11 @@ def page(measurements: dict[str, list[dict[str, Any]]], options: argparse.Namesp
         f"the process's memory. CPU, {psutil.cpu_count()} cores, 1 thread, torch "
         f"{torch.__version__}" + ("; with other load." if options.clock == "cpu" else "."),
     ]
-    notes = {
-        "linear fedavg": "digits, 650 parameters",
-        "lenet fedavg": "CIFAR-10, 797,962 parameters: the replies of a round take 3.2 GB",
-        "cnn fedavg": "CIFAR-10, 1,626,442 parameters: 6.5 GB",
-        "lenet feddyn": "LeNet with a vector on every client, `client-state=disk`",
-        "lenet afedpd": "likewise",
-    }
     for name, rows in measurements.items():
         if name not in CASES:
             continue
         columns = "| C | s to start | s a round | x C = 1,000 | RSS at start | RSS at end |"
-        lines += ["", f"## {name}: {notes[name]}", "", columns, "| --: " * 6 + "|"]
+        lines += ["", heading(name), "", columns, "| --: " * 6 + "|"]
         for row in rows:
             seconds = spread(row["seconds"], 3)
             memory = " | ".join(f"{row[key] / 1e6:,.0f} MB" for key in ("at-start", "at-end"))
@@ -248,24 +263,21 @@ def page(measurements: dict[str, list[dict[str, Any]]], options: argparse.Namesp
         each = bytes_a_client(rows, "at-start")
         lines += ["", f"{each:.0f} bytes for each registered client before the first round."]
     for row in measurements.get("afedpd", []):
-        lines += ["", "## What A-FedPD's server keeps of past rounds", ""]
+        lines += ["", heading("afedpd"), ""]
         lines += ["LeNet, 10 of 1,000,000 clients a round.", ""]
         lines += ["| rounds | kept | of it in files | RSS |", "| --: " * 4 + "|"]
         for at in row["rows"]:
             sizes = " | ".join(f"{at[k] / 1e6:,.0f} MB" for k in ("bytes", "in-files", "resident"))
             lines.append(f"| {at['rounds']} | {sizes} |")
     missed = missed_targets(measurements)
-    cases = "".join(f" '{name}'" for name in options.cases)
-    numbers = " ".join(map(str, options.clients))
-    more = "" if options.clients is CLIENTS else f" --clients {numbers}"
-    more += "" if options.active == ACTIVE else f" --active {options.active}"
     lines += [
         "",
-        f"Targets: at most {START:g} s to start, a round at most {ROUND:g} x that of C = 1,000, at "
+        "## Targets",
+        "",
+        f"At most {START:g} s to start, a round at most {ROUND:g} x that of C = 1,000, at "
         f"most {BYTES} bytes of memory a registered client: {'; '.join(missed) or 'all met'}.",
         "",
-        f"Made by `python benchmarks/scale.py{cases} --markdown docs/results/scale.md` with "
-        f"`--clock {options.clock} --rounds {options.rounds}{more}`.",
+        f"Made by `{timing.command(arguments(), options)}`.",
         "",
     ]
     return "\n".join(lines)

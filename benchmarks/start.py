@@ -38,11 +38,7 @@ TARGETS = {"help": 0.3, "round 1": 3.0}  # wall seconds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
-    parser.add_argument("--markdown", type=Path, help="write the page to this file")
-    options = parser.parse_args()
+    options = arguments().parse_args()
     measurements: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTESTANTS}
     with tempfile.TemporaryDirectory() as folder:
         for repetition in range(-1, options.repetitions):  # the first decodes and compiles
@@ -53,13 +49,21 @@ def main() -> None:
     table = "\n".join(lines(measurements))
     print(table)
     if options.markdown:
-        options.markdown.write_text(page(table, options.repetitions))
+        options.markdown.write_text(page(table, options))
     walls = {name: statistics.median(w for w, _ in measurements[name]) for name in TARGETS}
     missed = [
         f"missed: {n} takes {walls[n]:.2f} s" for n, most in TARGETS.items() if walls[n] > most
     ]
     if options.check and missed:
         sys.exit("\n".join(missed))
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = timing.parser(__file__, __doc__)
+    parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
+    parser.add_argument("--markdown", type=Path, help="write the page to this file")
+    return parser
 
 
 def seconds(name: str, folder: str) -> tuple[float, float]:
@@ -78,7 +82,7 @@ def lines(measurements: dict[str, list[tuple[float, float]]]) -> list[str]:
     return rows
 
 
-def page(table: str, repetitions: int) -> str:
+def page(table: str, options: argparse.Namespace) -> str:
     import torch
 
     return "\n".join(
@@ -93,14 +97,14 @@ def page(table: str, repetitions: int) -> str:
             "compiled, data are decoded and all files have been read beforehand.",
             "",
             f"CPU, {os.cpu_count()} cores, Python {sys.version.split()[0]}, torch "
-            f"{torch.__version__}; {repetitions} repetitions.",
+            f"{torch.__version__}; {options.repetitions} repetitions.",
             "",
             table,
             "",
             f"Targets (medians, wall seconds): {TARGETS['help']} for help, {TARGETS['round 1']:g} "
             "for round 1.",
             "",
-            "Made by `python benchmarks/start.py --markdown docs/results/start.md`.",
+            f"Made by `{timing.command(arguments(), options)}`.",
             "",
         ]
     )

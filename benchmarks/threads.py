@@ -53,13 +53,7 @@ class Seconds(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--threads", nargs="+", choices=THREADS, default=["default", "1", "2"])
-    parser.add_argument("--check", action="store_true", help="exit 1 if the target is missed")
-    parser.add_argument("--markdown", type=Path, help="write setting and table to this file")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = arguments().parse_args()
     if options.worker:
         work()
         return
@@ -76,6 +70,16 @@ def main() -> None:
     print(*missed, sep="\n")
     if options.check and missed:
         sys.exit(1)
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=Path(__file__).name, description=__doc__.splitlines()[0])
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--threads", nargs="+", choices=THREADS, default=["default", "1", "2"])
+    parser.add_argument("--check", action="store_true", help="exit 1 if the target is missed")
+    parser.add_argument("--markdown", type=Path, help="write setting and table to this file")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return parser
 
 
 def measure(cases: list[Case], repetitions: int) -> dict[Case, list[Seconds]]:
@@ -182,6 +186,8 @@ def table(measured: dict[Case, list[Seconds]]) -> str:
 
 def page(measured: dict[Case, list[Seconds]], load: float, options: argparse.Namespace) -> str:
     """The table with what was measured, for docs/results. load: of the machine beforehand."""
+    from timing import command  # with PyTorch, which a worker imports after it has set up threads
+
     cores = os.cpu_count()
     spinning = "; `2 spinning` is `threads=2` with GNU OpenMP's default waiting"
     lines = [
@@ -203,9 +209,7 @@ def page(measured: dict[Case, list[Seconds]], load: float, options: argparse.Nam
         f"Target (median): the default with one busy core at most {TARGET} x without: "
         f"{'; '.join(missed_targets(measured)) or 'met'}.",
         "",
-        "Made by `python benchmarks/threads.py --markdown docs/results/threads.md` with "
-        f"`--repetitions {options.repetitions} --threads "
-        f"{' '.join(repr(t) if ' ' in t else t for t in options.threads)}`.",
+        f"Made by `{command(arguments(), options)}`.",
         "",
     ]
     return "\n".join(lines)

@@ -5,11 +5,13 @@ import logging
 import os
 import platform
 import random
+import re
+import shlex
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +38,21 @@ SETTING: dict[str, Any] = {
     "clip-norm": 10.0,
     "seed": 0,
 }
+REPOSITORY = Path(__file__).resolve().parents[1]
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 OneRound = Callable[[list[int]], None]  # of the clients given
 
 
+def parser(file: str, doc: str) -> argparse.ArgumentParser:
+    """Of a script with its own ``__file__`` and ``__doc__``."""
+    return argparse.ArgumentParser(prog=Path(file).name, description=doc.partition("\n")[0])
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of every timing, on the CPU unless `add_device` follows."""
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch, for all contestants")
-    parser.add_argument("--device", default="cpu")
+    parser.set_defaults(device="cpu")
     parser.add_argument(
         "--clock",
         choices=CLOCKS,
@@ -51,12 +60,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="wall: elapsed time; cpu: CPU seconds, for one thread on a busy machine",
     )
     parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
-    parser.add_argument("--out", type=Path, help="write the results to this JSON file")
     parser.add_argument("--markdown", type=Path, help="write setting and table to this file")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cpu")
+
+
+def add_out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, help="write the results to this JSON file")
 
 
 def prepare(options: argparse.Namespace) -> None:
     """Set threads and logging; exits on options that do not fit together."""
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        sys.exit("--device: expected a GPU, found none: use --device cpu")
     if options.device != "cpu" and options.clock == "cpu":
         sys.exit(f"--clock cpu does not see the work of {options.device}: use --clock wall")
     if options.repetitions < 1:
@@ -162,3 +180,54 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+def command(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str:
+    """The command line that makes a page: every option that differs from its default.
+
+    A path other than the page's own is the reader's choice, as in `--help`: `--out OUT`.
+    """
+    positional, named = [], []
+    for action in parser._actions:  # argparse has no public list of them
+        values = _values(getattr(options, action.dest, action.default))
+        if action.help == argparse.SUPPRESS or values == _values(action.default):
+            continue
+        words = [_word(action, value) for value in values]
+        if action.option_strings:
+            named += [action.option_strings[-1], *(words if action.nargs != 0 else ())]
+        else:
+            positional += words
+    return " ".join(["python", f"benchmarks/{parser.prog}", *positional, *named])
+
+
+def _values(value: Any) -> list[Any]:
+    return [*value] if isinstance(value, list | tuple) else [value]
+
+
+def _word(action: argparse.Action, value: Any) -> str:
+    if isinstance(value, Path):
+        if action.dest != "markdown":
+            return str(action.metavar or action.dest.upper())
+        path = value.absolute()
+        value = path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else value
+    return shlex.quote(f"{value:.12g}" if isinstance(value, float) else str(value))
+
+
+def rewrite(page: Path, text: str, own: Iterable[str] = ()) -> None:
+    """Replace those sections of a page that ``text`` has, by their headings; others stay.
+
+    own: headings that a script may write; those that ``text`` lacks are removed.
+    """
+    old, new = _sections(page.read_text("utf-8") if page.exists() else ""), _sections(text)
+    kept = {head: section for head, section in old.items() if head in new or head not in own}
+    parts = (section.strip() + "\n" for section in (kept | new).values())
+    page.write_text("\n".join(parts), encoding="utf-8")
+
+
+def _sections(text: str) -> dict[str, str]:
+    """By the line of the heading."""
+    parts = re.split(r"(?m)^(?=##? )", text)
+    return {part.partition("\n")[0].rstrip(): part for part in parts if part.strip()}
