@@ -29,6 +29,7 @@ import devices
 import pandas as pd
 import psutil
 import small_devices
+import timing
 import torch
 
 from fedaccord.federation.polls import READ_AT_ONCE
@@ -39,7 +40,25 @@ ROLES = {"flower-superlink": "SuperLink", "flwr-serverapp": "ServerApp"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = arguments().parse_args()
+    if options.address:
+        serve(options)
+        return
+    measurements = earlier(options)
+    for nodes in options.nodes:
+        if nodes in [one["nodes"] for one in measurements]:
+            continue
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            measurements.append(measure(nodes, options, Path(folder)))
+        print(json.dumps(measurements[-1], indent=1), flush=True)
+        content = made_with(options) | {"measurements": measurements}
+        options.out.write_text(json.dumps(content, indent=1))
+    if options.markdown:
+        options.markdown.write_text(page(measurements, options))
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = timing.parser(__file__, __doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[30, 100])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--algo", default="fedavg")
@@ -48,20 +67,29 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("load.json"), help="what was measured")
     parser.add_argument("--markdown", type=Path, help="write the page to this file")
     parser.add_argument("--address", help=argparse.SUPPRESS)  # of the process with the nodes
-    options = parser.parse_args()
-    if options.address:
-        serve(options)
-        return
-    measurements = json.loads(options.out.read_text()) if options.out.exists() else []
-    for nodes in options.nodes:
-        if nodes in [one["nodes"] for one in measurements]:
-            continue
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            measurements.append(measure(nodes, options, Path(folder)))
-        print(json.dumps(measurements[-1], indent=1), flush=True)
-        options.out.write_text(json.dumps(measurements, indent=1))
-    if options.markdown:
-        options.markdown.write_text(page(measurements, options))
+    return parser
+
+
+def made_with(options: argparse.Namespace) -> dict[str, Any]:
+    """The options that all measurements in a file share."""
+    return {"algo": options.algo, "rounds": options.rounds, "limit": options.limit}
+
+
+def earlier(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """What --out contains already; exits if other options made it."""
+    if not options.out.exists():
+        return []
+    content = json.loads(options.out.read_text())
+    measurements: list[dict[str, Any]] = (
+        content.pop("measurements", []) if isinstance(content, dict) else []
+    )
+    if content != made_with(options):
+        sys.exit(
+            f"{options.out} has results of other options: expected --algo {options.algo} "
+            f"--rounds {options.rounds} --limit {options.limit:g}; use the same ones or another "
+            "--out"
+        )
+    return measurements
 
 
 def measure(nodes: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -153,6 +181,7 @@ def watched(group: Path | None) -> Iterator[dict[str, float]]:
 
 
 def page(measurements: list[dict[str, Any]], options: argparse.Namespace) -> str:
+    made = argparse.Namespace(**vars(options) | {"nodes": [one["nodes"] for one in measurements]})
     heads = [
         *("SuperNodes", "replies", "lost", "seconds a round", "SuperLink: all", "anonymous"),
         *("ServerApp: all", "anonymous", "most of its group"),
@@ -200,9 +229,7 @@ def page(measurements: list[dict[str, Any]], options: argparse.Namespace) -> str
             "in which it stores them, was locked for longer than Flower waits (`database is "
             "locked`). The maximal number of nodes of such a server is unknown.",
             "",
-            "Made by `python benchmarks/load.py --nodes "
-            f"{' '.join(str(one['nodes']) for one in measurements)} "
-            "--markdown docs/results/load.md`.",
+            f"Made by `{timing.command(arguments(), made)}`.",
             "",
         ]
     )

@@ -22,28 +22,27 @@ polls for replies every 0.01 s.
 import argparse
 import json
 import logging
-import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import data
-import flwr
 import psutil
 import ray
+import timing
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp import strategy as flowers
 from flwr.simulation import run_simulation
-from timing import SETTING, engine_round, spread
+from ray_path_page import CLIENTS, SIZES, Seconds, comparison, missed_targets, page, table
+from timing import SETTING, engine_round
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
@@ -61,10 +60,8 @@ from fedaccord.strategies import FedAvg
 from fedaccord.task import Clients, Task, load_task
 
 INPUTS = 100
-SIZES = {0.25: 625, 3.0: 7_500, 45.0: 112_000}  # MB of float32: outputs of a layer of 100 inputs
 ROUNDS = {0.25: 12, 3.0: 8, 45.0: 4}  # by MB; their mean, as many wait for Flower's next look
-CLIENTS, LR = 10, 0.01
-Seconds = dict[str, list[float]]
+LR = 0.01
 
 
 def cpu_seconds() -> float:
@@ -78,11 +75,6 @@ def cpu_seconds() -> float:
 
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": cpu_seconds}
-TARGETS = (  # of `check`: what, contestant, base, at most; a difference is in seconds a client
-    ("steps", "two workers", "one thread", 1 / 1.7),
-    ("steps", "two workers", "two threads", 1.0),
-    *((f"{size} MB", "this package's FedAvg", "Flower's FedAvg", 1.1) for size in SIZES),
-)
 ATTEMPTS = count(1)
 INIT: dict[str, Any] = {
     "address": "local",
@@ -90,11 +82,45 @@ INIT: dict[str, Any] = {
     "include_dashboard": False,
     "log_to_driver": False,
 }
-OVERHEAD = 0.020  # seconds a client at 45 MB
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = arguments().parse_args()
+    if options.compare:
+        print(section := comparison(options.compare, options.earlier))
+        if options.markdown:
+            timing.rewrite(options.markdown, section)
+        return
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    keep_freed_memory()  # as `fedaccord run` does
+    torch.set_num_threads(1)
+    clock = CLOCKS[options.clock]
+    measurements = earlier(options)
+    if options.only != "flower":
+        with ray_for(2, "local", 1, 0.0):
+            for name, measure in (("steps", steps), ("visits", requests)):
+                if options.only in (None, name):
+                    measurements[name] = measure(options.repetitions, clock)
+                    print(table(name, measurements[name]), flush=True)
+    if options.only in (None, "flower"):
+        for name, seconds in flower(options.repetitions, clock).items():
+            measurements[name] = seconds
+            print(table(name, seconds), flush=True)
+    if options.out:
+        content = made_with(options) | {"seconds": measurements}
+        options.out.write_text(json.dumps(content, indent=2) + "\n")
+    if options.markdown:
+        what = " ".join(__doc__.split("\n\n")[-1].split())
+        several = len({name if name in ("steps", "visits") else "MB" for name in measurements}) > 1
+        every = vars(options) | ({"only": None} if several else {})  # with those of --out
+        made = timing.command(arguments(), argparse.Namespace(**every))
+        timing.rewrite(options.markdown, page(measurements, options, what, made))
+    if options.check and (missed := missed_targets(measurements)):
+        sys.exit("\n".join(missed))
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = timing.parser(__file__, __doc__)
     parser.add_argument("--only", choices=("steps", "visits", "flower"))
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument(
@@ -116,35 +142,26 @@ def main() -> None:
     )
     parser.add_argument("--earlier", default="An earlier version", help="its name, for --compare")
     parser.add_argument("--markdown", type=Path, help="write the tables to this file")
-    options = parser.parse_args()
-    if options.compare:
-        print(section := comparison(options.compare, options.earlier))
-        if options.markdown:
-            write(options.markdown, section)
-        return
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    keep_freed_memory()  # as `fedaccord run` does
-    torch.set_num_threads(1)
-    clock = CLOCKS[options.clock]
-    measurements: dict[str, Seconds] = {}
-    if options.out and options.out.exists():
-        measurements = json.loads(options.out.read_text())
-    if options.only != "flower":
-        with ray_for(2, "local", 1, 0.0):
-            for name, measure in (("steps", steps), ("visits", requests)):
-                if options.only in (None, name):
-                    measurements[name] = measure(options.repetitions, clock)
-                    print(table(name, measurements[name]), flush=True)
-    if options.only in (None, "flower"):
-        for name, seconds in flower(options.repetitions, clock).items():
-            measurements[name] = seconds
-            print(table(name, seconds), flush=True)
-    if options.out:
-        options.out.write_text(json.dumps(measurements, indent=2) + "\n")
-    if options.markdown:
-        write(options.markdown, page(measurements, options))
-    if options.check and (missed := missed_targets(measurements)):
-        sys.exit("\n".join(missed))
+    return parser
+
+
+def made_with(options: argparse.Namespace) -> dict[str, Any]:
+    """The options that all results in a file share."""
+    return {"clock": options.clock, "repetitions": options.repetitions}
+
+
+def earlier(options: argparse.Namespace) -> dict[str, Seconds]:
+    """What --out contains already; exits if other options made it."""
+    if not options.out or not options.out.exists():
+        return {}
+    content = json.loads(options.out.read_text())
+    measurements: dict[str, Seconds] = content.pop("seconds", {})
+    if content != made_with(options):
+        sys.exit(
+            f"{options.out} has results of other options: expected --clock {options.clock} "
+            f"--repetitions {options.repetitions}; use the same ones or another --out"
+        )
+    return measurements
 
 
 # --- this process and workers ---------------------------------------------------------------------
@@ -342,110 +359,6 @@ def _one_size(grid: Grid, size: float, repetitions: int, clock: Callable[[], flo
 
         names = ("Flower's FedAvg", "this package's FedAvg", "this package's workers")
         return by_turns(names, rounds, repetitions)
-
-
-# --- tables ---------------------------------------------------------------------------------------
-
-
-def table(name: str, seconds: Seconds) -> str:
-    base = next(iter(seconds))
-    lines = [
-        "",
-        f"| {name} | seconds a round: median (min to max) | ratio to {base}, likewise |",
-        "| --- | --: | --: |",
-    ]
-    for contestant, values in seconds.items():
-        ratios = [a / b for a, b in zip(values, seconds[base], strict=True)]
-        lines.append(f"| {contestant} | {spread(values, 3)} | {spread(ratios, 3)} |")
-    if name == "visits":
-        lines += ["", f"Overhead of a client: {1e3 * overhead(seconds):.1f} ms, the median."]
-    return "\n".join(lines)
-
-
-def overhead(seconds: Seconds) -> float:
-    """Seconds a client that a worker takes more than this process, the median."""
-    pairs = zip(seconds["one worker"], seconds["this process"], strict=True)
-    return statistics.median((a - b) / CLIENTS for a, b in pairs)
-
-
-def missed_targets(measurements: dict[str, Seconds]) -> list[str]:
-    lines = []
-    for name, contestant, base, allowed in TARGETS:
-        if name in measurements:
-            pairs = zip(measurements[name][contestant], measurements[name][base], strict=True)
-            ratio = statistics.median(a / b for a, b in pairs)
-            if ratio > allowed:
-                lines.append(
-                    f"missed: {name}: {contestant} takes {ratio:.3f} x {base}, "
-                    f"allowed {allowed:.3f}"
-                )
-    if "visits" in measurements and (cost := overhead(measurements["visits"])) > OVERHEAD:
-        lines.append(f"missed: visits: {1e3 * cost:.1f} ms a client, allowed {1e3 * OVERHEAD:.0f}")
-    return lines
-
-
-COMPARED = """## Beside an earlier version
-
-{earlier}
-and this version by turns, the first one alternately; in each turn new processes. CPU seconds of a
-round, of all processes together, and the ratio of the medians of each turn. Flower's FedAvg has
-no code of either: its ratios show what other load does.
-
-| | contestant | turns | before | now | now / before |
-| --- | --- | --: | --: | --: | --: |
-"""
-
-
-def comparison(files: list[Path], earlier: str) -> str:
-    """A row for each contestant; files: before, now, before, now, ..."""
-    results = [json.loads(file.read_text()) for file in files]
-    rows = []
-    for name, contestants in results[0].items():
-        for contestant in contestants:
-            values = [result[name][contestant] for result in results if name in result]
-            medians = [*map(statistics.median, values)]
-            ratios = [now / before for before, now in zip(medians[::2], medians[1::2], strict=True)]
-            cells = [spread([*chain(*values[k::2])], 3) for k in (0, 1)] + [spread(ratios, 2)]
-            rows.append(f"| {name} | {contestant} | {len(ratios)} | {' | '.join(cells)} |\n")
-    return COMPARED.format(earlier=earlier) + "".join(rows)
-
-
-def write(file: Path, text: str) -> None:
-    """Replace the page's tables or its comparison, whichever ``text`` is."""
-    old = file.read_text() if file.exists() else ""
-    head = COMPARED.partition("\n")[0]
-    tables, _, compared = old.partition(head)
-    if text.startswith(head):
-        compared = text.removeprefix(head)
-    else:
-        tables = text
-    file.write_text(tables.rstrip() + "\n" + (f"\n{head}{compared}" if compared else ""))
-
-
-def page(measurements: dict[str, Seconds], options: argparse.Namespace) -> str:
-    versions = f"torch {torch.__version__}, ray {ray.__version__}, flwr {flwr.__version__}"
-    kind = "Wall-clock" if options.clock == "wall" else "CPU (of all processes together)"
-    missed = missed_targets(measurements)
-    verdict = "All targets met." if not missed else "\n".join(f"- {line}" for line in missed)
-    what = " ".join(__doc__.split("\n\n")[-1].split())
-    return f"""# Ray workers
-
-{os.cpu_count()} cores; {versions}; {options.repetitions} repetitions. {kind} seconds.
-
-- steps: LeNet on CIFAR-10, 10 clients x 20 steps of batch 50.
-- visits: one step of one sample on a linear layer of 45 MB, 10 clients, one thread.
-- MB: the same step over Flower's simulation with two Ray actors, 10 clients: Flower's own FedAvg
-  with a client by hand, this package's FedAvg with `train_locally`, and this package's two workers.
-
-{what}
-{"".join(table(name, seconds) + chr(10) for name, seconds in measurements.items())}
-Targets (medians): two workers at most 1/1.7 of one thread and at most two threads; overhead of a
-client at most {1e3 * OVERHEAD:.0f} ms; over Flower's simulation at most 1.1 x Flower's FedAvg.
-
-{verdict}
-
-Made by `python benchmarks/ray_path.py --markdown docs/results/ray_path.md`.
-"""
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
 """The pages of timings: the command that makes one, sections by hand, results of other options."""
 
 import argparse
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import cohort
+import load
 import precision
 import pytest
+import ray_path
 import rounds
 import scale
 import timing
@@ -97,3 +101,29 @@ def test_a_timing_on_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.Monk
         SystemExit, match=r"^--device: expected a GPU, found none: use --device cpu$"
     ):
         rounds.main()
+
+
+@pytest.mark.parametrize(
+    ("script", "results", "other"),
+    [
+        (load, [{"nodes": 30}], "--algo scaffold"),
+        (load, [{"nodes": 30}], "--limit 1e9"),
+        (ray_path, {"steps": {}}, "--clock cpu"),
+        (ray_path, {"steps": {}}, "--repetitions 7"),
+    ],
+)
+def test_results_of_other_options_are_not_used_again(
+    tmp_path: Path, script: Any, results: Any, other: str
+) -> None:
+    out = tmp_path / "out.json"
+    name = "measurements" if script is load else "seconds"
+    options = script.arguments().parse_args(["--out", str(out)])
+    assert not script.earlier(options)
+    out.write_text(json.dumps(script.made_with(options) | {name: results}))
+    assert script.earlier(options) == results
+    options = script.arguments().parse_args(["--out", str(out), *other.split()])
+    with pytest.raises(SystemExit, match=f"out.json has results of other options: .*{other[:8]}"):
+        script.earlier(options)
+    out.write_text(json.dumps(results))  # as an earlier version wrote it
+    with pytest.raises(SystemExit, match="has results of other options"):
+        script.earlier(options)
