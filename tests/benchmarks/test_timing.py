@@ -8,6 +8,7 @@ from typing import Any
 
 import cohort
 import load
+import methods
 import precision
 import pytest
 import ray_path
@@ -42,6 +43,18 @@ def test_pages_name_the_options_that_they_were_made_with() -> None:
     assert "`python benchmarks/rounds.py --markdown docs/results/rounds.md --active 2`" in text
     text = cohort.page([], [], cohort.arguments().parse_args(["--repetitions", "5"]))
     assert "`python benchmarks/cohort.py --repetitions 5`" in text
+    options = methods.arguments().parse_args(["--models", "lenet", "--repetitions", "2"])
+    text = methods.page({"lenet": [dict.fromkeys(methods.COMPARED, (1.0, 1.0))]}, options)
+    assert "`python benchmarks/methods.py --repetitions 2 --models lenet`" in text
+    assert "Not measured yet" not in text
+
+
+def test_methods_that_a_table_lacks_are_named() -> None:
+    few = [name for name in methods.COMPARED if name not in ("ditto", "fedexp")]
+    options = methods.arguments().parse_args([*few, "--models", "lenet"])
+    text = methods.page({"lenet": [dict.fromkeys(few, (1.0, 1.0))]}, options)
+    assert "Not measured yet: ditto, fedexp." in text
+    assert "scaffnew" not in text  # its steps are not as many as FedAvg's
 
 
 def test_sections_by_hand_stay(tmp_path: Path) -> None:
