@@ -9,15 +9,17 @@ protocol's. Writes docs/results/secure_sum.md, or the part of it that `--only` n
 
 import argparse
 import json
-import re
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest import mock
 
 import data
+import timing
 import torch
 from torch import nn
 
@@ -28,14 +30,15 @@ from fedaccord.secure import client
 from fedaccord.secure.server import SecureRound
 from fedaccord.strategies import METHODS
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "secure_sum.md"
+PAGE = timing.REPOSITORY / "docs" / "results" / "secure_sum.md"
 HEAD = """# Cost of secure sums
 
 {clients} clients, all in each round, {parameters:,} parameters in float32, FedAvg, one local step
-on one sample, in process with one thread, rounds measured: {rounds}. CPU seconds of a round
-are those of all clients and of the server together; on devices each client does its own part. Bytes
-of an upload include its answers to the three stages without training.
-`python benchmarks/secure_sum.py` makes this page.
+on one sample, in process with one thread; CPU, {cores} cores, torch {torch}. CPU seconds of a round
+are those of all clients and of the server together; on devices each client does its own part. They
+are the difference between runs of {longer} rounds and of one, divided by {rounds}, so the start of
+a run is not included. Bytes of an upload include its answers to the three stages without training.
+Made by `{command}`.
 
 | | CPU seconds a round | upload of a client, bytes | to a client beside the model, bytes |
 |---|---:|---:|---:|
@@ -104,47 +107,67 @@ def spread(form: str, values: list[float]) -> str:
     return form.format(statistics.mean(values), statistics.stdev(values))
 
 
-def measure(clients: int, parameters: int, rounds: int, *plugins: Any) -> tuple[float, float]:
-    """CPU seconds of a round, and the mean bytes of an upload."""
+class Costs(NamedTuple):
+    """Of a round: CPU seconds, and the mean bytes of a client, up and down beside the model."""
+
+    seconds: float
+    up: float
+    down: float
+
+
+def measure(clients: int, parameters: int, rounds: int, *plugins: Any) -> Costs:
+    """Of ``rounds`` rounds, without the start of a run: the difference between two runs."""
     torch.manual_seed(0)
     data = [(torch.ones(1, 1), torch.zeros(1, parameters)) for _ in range(clients)]
     method = METHODS["fedavg"](
         fraction_train=1.0, local_steps=1, batch_size=0, lr=1e-3, plugins=plugins
     )
-    began = time.process_time()
-    history = simulate(
-        method,
-        clients=data,
-        model=nn.Linear(1, parameters, bias=False),
-        loss=lambda p, y: ((p - y) ** 2).sum(),
-        rounds=rounds,
-    )
-    seconds = (time.process_time() - began) / rounds
-    return seconds, float(history.metrics["up-bytes"].iloc[1:].sum()) / rounds / clients
+
+    def whole(rounds: int) -> Costs:
+        """Of a run: seconds, and the bytes of a client."""
+        with bytes_sent() as sizes:
+            began = time.process_time()
+            history = simulate(
+                method,
+                clients=data,
+                model=nn.Linear(1, parameters, bias=False),
+                loss=lambda p, y: ((p - y) ** 2).sum(),
+                rounds=rounds,
+            )
+            seconds = time.process_time() - began
+        up = float(history.metrics["up-bytes"].iloc[1:].sum())
+        return Costs(seconds, up / clients, sum(sizes) / clients)
+
+    whole(1)  # imports, allocates
+    pairs = zip(whole(1 + rounds), whole(1), strict=True)
+    return Costs(*((more - one) / rounds for more, one in pairs))
+
+
+@contextmanager
+def bytes_sent() -> Iterator[list[int]]:
+    """Of each message of a secure round to a client, in a block."""
+    sizes: list[int] = []
+    payload = SecureRound._payload
+
+    def counted(self: SecureRound, stage: str, **values: Any) -> dict[str, Any]:
+        stage_payload = payload(self, stage, **values)
+        sizes.append(client.nbytes(stage_payload))
+        return stage_payload
+
+    with mock.patch.object(SecureRound, "_payload", counted):
+        yield sizes
 
 
 def costs(options: argparse.Namespace) -> Iterator[str]:
     """A row for each setting."""
-    sent = 0
-    payload = SecureRound._payload
-
-    def counted(self: SecureRound, stage: str, **values: Any) -> dict[str, Any]:
-        nonlocal sent
-        stage_payload = payload(self, stage, **values)
-        sent += client.nbytes(stage_payload)
-        return stage_payload
-
-    SecureRound._payload = counted  # type: ignore[method-assign]
     for name, plugins in (
         ("plain", ()),
         ("secagg+, 24 bits, 20 neighbours", (SecureSum(),)),
         ("secagg+, 40 bits, 20 neighbours", (SecureSum(bits=40),)),
         ("secagg+, 24 bits, 40 neighbours", (SecureSum(neighbours=40),)),
     ):
-        sent = 0
-        seconds, size = measure(options.clients, options.parameters, options.rounds, *plugins)
-        down = sent / options.rounds / options.clients
-        yield f"| {name} | {seconds:.2f} | {size:,.0f} | {down:,.0f} |"
+        one = measure(options.clients, options.parameters, options.rounds, *plugins)
+        yield f"| {name} | {one.seconds:.2f} | {one.up:,.0f} | {one.down:,.0f} |"
 
 
 def shown(rows: Iterator[str]) -> str:
@@ -156,16 +179,14 @@ def shown(rows: Iterator[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--parameters", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=2, help="of the table of costs")
-    parser.add_argument("--only", choices=("costs", *DATA))
-    options = parser.parse_args()
+    options = arguments().parse_args()
     torch.set_num_threads(1)
     for part in (options.only,) if options.only else ("costs", *DATA):
         if part == "costs":
-            rewrite(HEAD.format(**vars(options)) + shown(costs(options)))
+            made = timing.command(arguments(), options)
+            facts = {"cores": os.cpu_count(), "torch": torch.__version__, "command": made}
+            facts["longer"] = 1 + options.rounds
+            timing.rewrite(PAGE, HEAD.format(**vars(options), **facts) + shown(costs(options)))
             continue
         head = ACCURACY.format(
             **DATA[part]._asdict(),
@@ -173,14 +194,16 @@ def main() -> None:
             **{"window": WINDOW, "seeds": len(SEEDS), "lines": "---:|" * len(BITS)},
             columns=" | ".join(f"secagg+, {bits} bits" for bits in BITS),
         )
-        rewrite(head + shown(accuracies(part)))
+        timing.rewrite(PAGE, head + shown(accuracies(part)))
 
 
-def rewrite(section: str) -> None:
-    """Replace one section of the page, which its first line names, or add it at the end."""
-    parts = re.split(r"(?m)^(?=##? )", PAGE.read_text())[1:]
-    sections = {text.partition("\n")[0]: text for text in (*parts, section)}
-    PAGE.write_text("\n".join(text.strip() + "\n" for text in sections.values()))
+def arguments() -> argparse.ArgumentParser:
+    parser = timing.parser(__file__, __doc__)
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--parameters", type=int, default=200_000)
+    parser.add_argument("--rounds", type=int, default=2, help="of the table of costs")
+    parser.add_argument("--only", choices=("costs", *DATA))
+    return parser
 
 
 if __name__ == "__main__":
