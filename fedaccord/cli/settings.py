@@ -86,7 +86,11 @@ def checked(pairs: Sequence[str], file: Path | None, preset: str | None) -> "Run
 
 def typed_keys(pairs: Sequence[str], file: Path | None, preset: str | None) -> set[str]:
     """The keys of the file or preset and of the pairs."""
-    return {*_of_file(file, preset)} | {pair.partition("=")[0].strip() for pair in pairs}
+    return {*_of_file(file, preset)} | _keys(pairs)
+
+
+def _keys(pairs: Sequence[str]) -> set[str]:
+    return {pair.partition("=")[0].strip() for pair in pairs}
 
 
 def read_place(pairs: Sequence[str]) -> dict[str, Any]:
@@ -123,8 +127,7 @@ def unread(
 ) -> list[str]:
     """A line for each key without effect beside the other settings; pairs with a default count,
     unless they replace a value of the file."""
-    typed = {pair.partition("=")[0].strip() for pair in pairs}
-    return settings.unread(explicit=typed - {*_of_file(file, preset)})
+    return settings.unread(explicit=_keys(pairs) - {*_of_file(file, preset)})
 
 
 def _value(text: str, kind: type | None) -> Any:

@@ -9,7 +9,7 @@ dp-accounting belongs to the extra ``dp`` and is imported on first use.
 
 import math
 from bisect import bisect_right
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 INTERVAL = 1e-3  # largest grid interval of losses; it raises epsilon by less than 1%
@@ -74,16 +74,14 @@ def noise_multiplier(
 def _loss(z: float, q: float, certain: float) -> Any:
     """The privacy loss distribution of one round."""
     dp = _library()
-    sampled, whole = (
-        dp.pld.privacy_loss_distribution.from_gaussian_mechanism(
-            z,
-            sampling_prob=probability,
-            value_discretization_interval=_interval(z, q),
-            neighboring_relation=dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
-        )
-        for probability in (q, 1.0)
+    gaussian = partial(
+        dp.pld.privacy_loss_distribution.from_gaussian_mechanism,
+        z,
+        value_discretization_interval=_interval(z, q),
+        neighboring_relation=dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
     )
-    return whole.compute_mixture(sampled, certain) if certain else sampled
+    sampled = gaussian(sampling_prob=q)
+    return gaussian(sampling_prob=1.0).compute_mixture(sampled, certain) if certain else sampled
 
 
 def _interval(z: float, q: float) -> float:

@@ -61,16 +61,21 @@ class FullRound:
         if missing:
             return Collected(s, [], (), failure=missing)
         if self.clock:
-            available, now = self.clock.available(
-                self._eligible(s, available), s.clock, self.method.needed_replies(s.num_clients)
-            )
-            s = s._replace(clock=now)
+            s, available = self._later(self.clock, s, available)
         requests = self.session.requests(s, self.cohort(s, available))
         timing = self._timing(requests, s)
         in_time = [it for it in requests if it.instruction.client not in timing.late]
         self.release(s)
         replies = chain(self._train(in_time), timing.late.items())
         return Collected(s._replace(clock=timing.seconds), requests, replies, timing.ends)
+
+    def _later(
+        self, clock: Clock, s: RoundState, connected: Sequence[int]
+    ) -> tuple[RoundState, Sequence[int]]:
+        """The state once as many devices are available as a round needs, and these."""
+        least = self.method.needed_replies(s.num_clients)
+        available, now = clock.available(self._eligible(s, connected), s.clock, least)
+        return s._replace(clock=now), available
 
     def _eligible(self, s: RoundState, connected: Sequence[int]) -> Sequence[int]:
         """The connected clients that round t may have: all of them, or those of its cohort."""
@@ -145,10 +150,7 @@ class Buffered(FullRound):
         receive them at once."""
         at_work = {request.client for request in s.visits}
         if self.clock and not at_work:
-            available, now = self.clock.available(
-                self._eligible(s, available), s.clock, self.method.needed_replies(s.num_clients)
-            )
-            s = s._replace(clock=now)
+            s, available = self._later(self.clock, s, available)
         elif self.clock:
             available = self.clock.active(available, s.clock)
         if at_work:
