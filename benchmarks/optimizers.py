@@ -15,7 +15,6 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import timing
@@ -68,8 +67,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = timing.parser(__file__, __doc__)
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--model", default="lenet")
-    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
-    parser.add_argument("--markdown", type=Path, help="write setting and table to this file")
+    timing.add_page(parser)
     return parser
 
 

@@ -57,8 +57,7 @@ def main() -> None:
 def arguments() -> argparse.ArgumentParser:
     parser = timing.parser(__file__, __doc__)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
-    parser.add_argument("--markdown", type=Path, help="write the page to this file")
+    timing.add_page(parser)
     return parser
 
 

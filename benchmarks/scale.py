@@ -27,7 +27,6 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import data
@@ -97,8 +96,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--active", type=int, default=ACTIVE, help="clients a round")
     parser.add_argument("--rounds", type=int, default=5, help="that are timed, after a first one")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
-    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
-    parser.add_argument("--markdown", type=Path, help="write setting and tables to this file")
+    timing.add_page(parser)
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)  # C, of the process of a row
     return parser
 

@@ -59,8 +59,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="wall",
         help="wall: elapsed time; cpu: CPU seconds, for one thread on a busy machine",
     )
+    add_page(parser)
+
+
+def add_page(parser: argparse.ArgumentParser) -> None:
+    """What becomes of the results of a script with targets."""
     parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
-    parser.add_argument("--markdown", type=Path, help="write setting and table to this file")
+    parser.add_argument("--markdown", type=Path, help="write setting and tables to this file")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
