@@ -67,7 +67,7 @@ def run(
     if in_process and method.device_profile != NONE:
         simulated = simulated_devices(method, config.num_clients)
     if task:
-        check_tests(method, task.num_tests, in_process)
+        check_tests(method, task.num_tests)
     data, metrics = (task.fingerprint, task.metrics) if task else ({}, config.task.metrics)
     used = machine(task.device if task else find_device(config.task.device))
     used |= {"gradients-per-step": method.cost.gradients} | resolved(method)

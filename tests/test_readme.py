@@ -14,7 +14,7 @@ from flwr.common.config import parse_config_args
 from torch import nn
 
 from fedaccord import cli, strategies
-from fedaccord.cli.settings import read_settings
+from fedaccord.cli.settings import read_begun, read_settings
 from fedaccord.config import TRACKERS, RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,7 +90,7 @@ def test_our_commands_are_valid_and_state_their_duration(line: str) -> None:
     context = group.commands[name].make_context(name, rest)
     if name in ("run", "doctor") and not context.params.get("list_keys"):
         preset = context.params.get("preset")
-        RunConfig.make(read_settings(context.params["pairs"], None, preset))
+        RunConfig.make(read_settings(context.params["pairs"], read_begun(None, preset)))
     assert re.search(r"#.*\b(\d+ seconds?|a day)\b", line)
 
 

@@ -14,7 +14,7 @@ HOOKS = {"start", "gradient"}  # a plug-in with one of these hooks makes another
 def comparison(settings: "RunConfig", preset: str | None = None) -> str | None:
     """The command of FedAvg (without a server DFedAvg) in the same setting; None for a run of the
     baseline itself and for a resumed run, whose settings were not typed. preset: its own preset."""
-    from fedaccord.cli.settings import read_settings
+    from fedaccord.cli.settings import read_begun, read_settings
     from fedaccord.config import RunConfig, defaults, in_use
     from fedaccord.plugins import PLUGINS
     from fedaccord.strategies import METHODS
@@ -41,7 +41,7 @@ def comparison(settings: "RunConfig", preset: str | None = None) -> str | None:
     words = ["fedaccord", "run"]
     if preset:  # then only the differences from it
         words += ["--preset", preset]
-        begun = {"algo": None, **read_settings([], None, preset)}
+        begun = {"algo": None, **read_settings([], read_begun(None, preset))}
         others = {key for key in begun if key.partition(".")[0] in METHODS}
         wanted = {key: setting.get(key, usual[key]) for key in {**begun, **setting}}
         setting = {

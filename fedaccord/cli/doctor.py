@@ -16,7 +16,7 @@ import typer
 
 from fedaccord.cli.check import Check, fail, ok, show, size, warn
 from fedaccord.cli.console import Json
-from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
+from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_begun, read_settings, unread
 from fedaccord.process import threads
 from fedaccord.process.extras import install
 
@@ -59,8 +59,9 @@ def doctor(
     settings = None
     checks = [*check_versions(), *check_devices(), check_daemon(), check_ray()]
     try:
-        settings = RunConfig.make(read_settings(pairs or [], config, preset))
-        for line in unread(settings, pairs or [], config, preset):
+        begun = read_begun(config, preset)
+        settings = RunConfig.make(read_settings(pairs or [], begun))
+        for line in unread(settings, pairs or [], begun):
             checks.append(warn("settings", line))
     except (ValueError, FileNotFoundError) as error:
         checks.append(fail("settings", error))
@@ -217,9 +218,9 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
     facts, loaded = yield from _check_data(settings)
     try:
         if loaded:
-            check_tests(strategy, loaded.num_tests, in_process=False)
-    except ValueError as error:
-        yield fail("evaluation", error)
+            check_tests(strategy, loaded.num_tests)
+    except ValueError as error:  # devices may have test samples of their own
+        yield (warn if strategy.evaluation == "clients" else fail)("evaluation", str(error))
     try:
         if settings.keep_best:
             Best(settings, (loaded or settings.task).metrics)
@@ -235,13 +236,13 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
 def _check_start(settings: "RunConfig") -> None:
     """Raises ValueError or OSError, in one line, if `fedaccord run` refuses the workers, the file
     of devices or the run directory."""
-    from fedaccord.federation import device_profiles
+    from fedaccord.federation.device_profiles import NONE
+    from fedaccord.recorded_run import simulated_devices
     from fedaccord.runs.logbook import check_directory
 
     threads.check_workers(settings.workers, settings.ray_address)
-    profile = settings.strategy.device_profile
-    if profile not in (device_profiles.NONE, device_profiles.LOGNORMAL):
-        device_profiles.read(Path(profile), settings.num_clients)
+    if settings.strategy.device_profile != NONE:
+        simulated_devices(settings.strategy, settings.num_clients)
     check_directory(settings)
 
 

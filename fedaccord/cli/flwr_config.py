@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedaccord.cli.settings import ConfigFile, Pairs, Preset, checked, typed_keys
+from fedaccord.cli.settings import ConfigFile, Pairs, Preset, checked
 
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
@@ -21,8 +21,7 @@ def flwr_config(pairs: Pairs = None, config: ConfigFile = None, preset: Preset =
 
     fedaccord flwr-config --preset fedinit lr=0.05 data-dir=cifar10
     """
-    settings = checked(pairs or [], config, preset)
-    typed = typed_keys(pairs or [], config, preset)
+    settings, typed = checked(pairs or [], config, preset)
     typer.echo(shlex.quote(run_config(differing(settings, typed))))
 
 

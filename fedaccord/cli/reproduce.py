@@ -83,7 +83,7 @@ def reproduce(
         if list_all:
             _list(console, chosen)
             return
-        changes = read_settings(pairs or [], None)
+        changes = read_settings(pairs or [])
         study = Study.make(find(table), chosen, range(seeds), rounds, changes)
         for line in study.warnings():
             warn(line)

@@ -53,7 +53,7 @@ def resume(
     except (ValueError, KeyError, TypeError) as error:
         stop(f"{path}: expected a run directory, got a damaged summary.json ({error})", 2)
     with refusing(ValueError):
-        settings = read_settings(pairs or [], None)
+        settings = read_settings(pairs or [])
         for key in ("out-dir", "name", "resume"):
             if key in settings:
                 raise ValueError(

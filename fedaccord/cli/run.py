@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +17,7 @@ from fedaccord.cli.columns import columns_tables
 from fedaccord.cli.console import make_console, print_json, print_warning, stop, warn
 from fedaccord.cli.keys import keys_json, keys_text
 from fedaccord.cli.progress import Display, summary_table
-from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
+from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_begun, read_settings, unread
 from fedaccord.process.allocator import keep_freed_memory, uncollected
 from fedaccord.process.interrupts import exit_code, interruptible
 
@@ -60,11 +61,11 @@ def run(
     if list_columns:
         console.print(*columns_tables())
         return
-    arguments = pairs or []
+    arguments, begun = pairs or [], cache(lambda: read_begun(config, preset))
     federate(
         console,
-        lambda: read_settings(arguments, config, preset),
-        lambda settings: unread(settings, arguments, config, preset),
+        lambda: read_settings(arguments, begun()),
+        lambda settings: unread(settings, arguments, begun()),
         preset=preset,
     )
 

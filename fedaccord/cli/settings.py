@@ -46,18 +46,16 @@ Force = Annotated[
 ]
 
 
-def read_settings(
-    pairs: Sequence[str], file: Path | None, preset: str | None = None
-) -> dict[str, Any]:
-    """Run-config values of a TOML file or preset, and of ``key=value`` pairs, which replace them.
+def read_settings(pairs: Sequence[str], begun: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Run-config values of ``key=value`` pairs, which replace those of ``begun``.
 
     A value is read as TOML, otherwise as a number such as .1 or 1., otherwise as a string. Paths
     become absolute, from the current folder. Warns about repeated keys. Raises ValueError on a pair
-    without ``=``, on a file that cannot be read and on an unknown preset.
+    without ``=``.
     """
     from fedaccord import config
 
-    values = _of_file(file, preset)
+    values = {**(begun or {})}
     fields, seen = config.keys(), set()
     for pair in pairs:
         key, equals, text = (part.strip() for part in pair.partition("="))
@@ -72,21 +70,19 @@ def read_settings(
     return values
 
 
-def checked(pairs: Sequence[str], file: Path | None, preset: str | None) -> "RunConfig":
-    """The configuration of a command, with a warning for each key without effect; a wrong one ends
-    the command."""
+def checked(
+    pairs: Sequence[str], file: Path | None, preset: str | None
+) -> tuple["RunConfig", set[str]]:
+    """The configuration of a command, with a warning for each key without effect, and the keys of
+    the file or preset and of the pairs; a wrong one ends the command."""
     from fedaccord.config import RunConfig
 
     with refusing(ValueError, FileNotFoundError):
-        config = RunConfig.make(read_settings(pairs, file, preset))
-        for line in unread(config, pairs, file, preset):
+        begun = read_begun(file, preset)
+        config = RunConfig.make(read_settings(pairs, begun))
+        for line in unread(config, pairs, begun):
             warn(line)
-        return config
-
-
-def typed_keys(pairs: Sequence[str], file: Path | None, preset: str | None) -> set[str]:
-    """The keys of the file or preset and of the pairs."""
-    return {*_of_file(file, preset)} | _keys(pairs)
+        return config, {*begun} | _keys(pairs)
 
 
 def _keys(pairs: Sequence[str]) -> set[str]:
@@ -100,7 +96,7 @@ def read_place(pairs: Sequence[str]) -> dict[str, Any]:
     """
     from fedaccord.config import affecting, node_keys, task_keys
 
-    values = read_settings(pairs, None)
+    values = read_settings(pairs)
     allowed = sorted(affecting("place", "speed") & (task_keys() | {*node_keys()}))
     if unknown := [key for key in values if key not in allowed]:
         raise ValueError(f"expected only {', '.join(allowed)} beside RUN_DIR, got {unknown[0]}")
@@ -122,12 +118,10 @@ def make_absolute(values: dict[str, Any]) -> None:
             values[key] = os.path.abspath(os.path.expanduser(values[key]))
 
 
-def unread(
-    settings: "RunConfig", pairs: Sequence[str], file: Path | None, preset: str | None
-) -> list[str]:
+def unread(settings: "RunConfig", pairs: Sequence[str], begun: Mapping[str, Any]) -> list[str]:
     """A line for each key without effect beside the other settings; pairs with a default count,
-    unless they replace a value of the file."""
-    return settings.unread(explicit=_keys(pairs) - {*_of_file(file, preset)})
+    unless they replace a value of ``begun``."""
+    return settings.unread(explicit=_keys(pairs) - {*begun})
 
 
 def _value(text: str, kind: type | None) -> Any:
@@ -144,7 +138,10 @@ def _value(text: str, kind: type | None) -> Any:
     return value if isinstance(value, allowed) and len(parsed) == 1 else text
 
 
-def _of_file(file: Path | None, preset: str | None) -> dict[str, Any]:
+def read_begun(file: Path | None, preset: str | None) -> dict[str, Any]:
+    """Run-config values of a TOML file or a preset. A file may be a pipe, which is read only once.
+
+    Raises ValueError on a file that cannot be read and on an unknown preset."""
     if file and preset is not None:
         raise ValueError("expected --config or --preset, got both; leave one out")
     if preset is not None:

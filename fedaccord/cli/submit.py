@@ -12,7 +12,7 @@ import typer
 
 from fedaccord.cli.console import refusing, stop, warn
 from fedaccord.cli.flwr_config import differing, run_config
-from fedaccord.cli.settings import ConfigFile, Pairs, Preset, checked, typed_keys
+from fedaccord.cli.settings import ConfigFile, Pairs, Preset, checked
 from fedaccord.process.interrupts import exit_code, interruptible
 
 LOOK = 3.0  # seconds between two status requests
@@ -63,11 +63,11 @@ def submit(
             "it before the settings",
             2,
         )
-    settings = checked(pairs or [], config, preset)
+    settings, typed = checked(pairs or [], config, preset)
     with refusing(ValueError, FileNotFoundError):
         folder = _app_folder(app)
         name = settings.name or runs.place(settings.out_dir, "", settings.flat).name
-    typed = typed_keys(pairs or [], config, preset) | {"name"}
+    typed |= {"name"}
     values, run = settings.flat | {"name": name}, None
     try:
         for attempt in range(times + 1):

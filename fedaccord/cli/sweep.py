@@ -94,7 +94,7 @@ def _content(file: Path, pairs: Sequence[str]) -> dict[str, Any]:
     """The file, with absolute paths and these settings. Raises ValueError if it cannot be read."""
     from fedaccord.runs import flatten
 
-    content, settings = read_toml(file), read_settings(pairs, None)
+    content, settings = read_toml(file), read_settings(pairs)
     run, space = content.get("run", {}), content.get("space", {})
     if isinstance(space, Mapping) and (both := [key for key in settings if key in space]):
         raise ValueError(

@@ -82,13 +82,13 @@ class Evaluation(NamedTuple):
     clients: list[dict[str, Any]]  # a row for each client with a request
 
 
-def check_tests(method: Method, num_tests: int, in_process: bool) -> None:
-    """Raise ValueError, in one line, if the server, or clients in process, are to evaluate without
-    test samples."""
+def check_tests(method: Method, num_tests: int) -> None:
+    """Raise ValueError, in one line, if the server, or clients with its data, are to evaluate
+    without test samples."""
     who, instead = "the server", ", with devices that have some, evaluation=clients"
     if method.evaluation == "clients":
         who, instead = "the clients", " fraction-evaluate=0"
-        if not (in_process and method.fraction_evaluate):
+        if not method.fraction_evaluate:
             return
     if not num_tests:
         raise ValueError(

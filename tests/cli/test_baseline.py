@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from fedaccord.cli.baseline import comparison
-from fedaccord.cli.settings import read_settings
+from fedaccord.cli.settings import read_begun, read_settings
 from fedaccord.config import RunConfig, in_use
 from tests.cli.shell import run, success
 
 
 def of(*pairs: str) -> str | None:
-    return comparison(RunConfig.make(read_settings(pairs, None)))
+    return comparison(RunConfig.make(read_settings(pairs)))
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,14 @@ def test_a_run_prints_the_command_and_the_command_runs(tmp_path: Path) -> None:
 def test_with_a_preset_the_command_has_only_the_differences(
     preset: str, pairs: str, expected: str
 ) -> None:
-    settings = RunConfig.make(read_settings(pairs.split(), None, preset))
+    settings = RunConfig.make(read_settings(pairs.split(), read_begun(None, preset)))
     line = comparison(settings, preset)
     words = shlex.split(line)
     assert words[:4] == ["fedaccord", "run", "--preset", preset]
     assert words[4:] == expected.split()
     whole = comparison(settings)
-    same = RunConfig.make(read_settings(shlex.split(whole)[2:], None))
-    assert in_use(RunConfig.make(read_settings(words[4:], None, preset))) == in_use(same)
+    same = RunConfig.make(read_settings(shlex.split(whole)[2:]))
+    assert in_use(RunConfig.make(read_settings(words[4:], read_begun(None, preset)))) == in_use(
+        same
+    )
     assert len(words) < len(shlex.split(whole))

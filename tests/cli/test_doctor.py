@@ -58,9 +58,24 @@ def test_what_a_run_in_process_refuses_is_said(tmp_path: Path) -> None:
     code, lines = doctor(*own, f"out-dir={tmp_path}")
     assert code == 1
     assert lines["evaluation"].startswith("fail evaluation=server: expected test samples for the")
+    code, lines = doctor(*own, "evaluation=clients", f"out-dir={tmp_path}")
+    assert code == 0  # devices may have some
+    assert lines["evaluation"].startswith("warn evaluation=clients: expected test samples for the")
     code, lines = doctor(*own, "validation=0.5", "schedule=buffered", f"out-dir={tmp_path}")
     assert (code, "evaluation" in lines) == (0, False)
     assert lines["schedule"].startswith("warn buffered without device-profile: SuperNodes alone")
+
+
+def test_devices_that_a_run_refuses_fail(tmp_path: Path) -> None:
+    devices = tmp_path / "devices.csv"
+    devices.write_text(
+        "client,ms_per_sample,up_kbps,down_kbps,active\n0,1,1000,1000,0-50\n1,1,1000,1000,0-50\n"
+    )
+    words = ("model=linear", "num-clients=2", f"device-profile={devices}", f"out-dir={tmp_path}")
+    private = ("sampling=bernoulli", "dp.noise-multiplier=1")
+    code, lines = doctor(*words, *private)
+    assert code == 1
+    assert "expected devices that are always available with dp" in lines["settings"]
 
 
 def test_the_facts_of_digits_are_those_of_the_data() -> None:

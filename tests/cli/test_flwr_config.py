@@ -1,5 +1,6 @@
 """`fedaccord flwr-config`: one line that Flower reads as the same settings."""
 
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedaccord.cli.flwr_config import run_config
-from fedaccord.cli.settings import read_settings
+from fedaccord.cli.settings import read_begun, read_settings
 from fedaccord.config import RunConfig
 from tests.cli.shell import REPOSITORY, invoke, refusal, run, success
 
@@ -37,7 +38,7 @@ def test_flower_reads_the_given_settings(words: list[str]) -> None:
     assert result.stdout.count("\n") == 1
     preset = words[1] if words[:1] == ["--preset"] else None
     pairs = words[2:] if preset else words
-    expected = RunConfig.make(read_settings(pairs, None, preset)).flat
+    expected = RunConfig.make(read_settings(pairs, read_begun(None, preset))).flat
     assert RunConfig.make(read_by_flower(result.stdout)).flat == expected
 
 
@@ -63,6 +64,16 @@ def test_the_config_of_a_run_gives_its_settings(tmp_path: Path) -> None:
     result = invoke("flwr-config", "--config", tmp_path / "runs" / "a" / "config.toml", "name=b")
     flat = RunConfig.make(read_by_flower(result.stdout)).flat
     assert (flat["algo"], flat["num-clients"], flat["name"]) == ("scaffold", 4, "b")
+
+
+def test_a_file_that_is_a_pipe_is_read_once() -> None:
+    """As `--config <(command)` is."""
+    reader, writer = os.pipe()
+    os.write(writer, b"lr = 0.1\nseed = 5\n")
+    os.close(writer)
+    result = success(invoke("flwr-config", "--config", f"/dev/fd/{reader}", "seed=6"))
+    os.close(reader)
+    assert shlex.split(result.stdout) == ['algo="fedavg" seed=6 lr=0.1']
 
 
 def test_an_invalid_setting_gives_one_line(tmp_path: Path) -> None:

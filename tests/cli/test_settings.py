@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedaccord.cli.settings import read_settings
+from fedaccord.cli.settings import read_begun, read_settings
 from tests.cli.shell import invoke, refusal, run, success
 
 
@@ -53,7 +53,7 @@ def test_values_are_toml_or_else_strings(tmp_path: Path, monkeypatch: pytest.Mon
         "unknown=1": 1,
     }
     for pair, value in pairs.items():
-        (result,) = read_settings([pair], None).values()
+        (result,) = read_settings([pair]).values()
         assert (result, type(result)) == (value, type(value)), pair
 
 
@@ -61,7 +61,7 @@ def test_pairs_replace_values_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "preset.toml"
     file.write_text('lr = 0.5\nalgo = "scaffold"\n[relaxed-init]\nbeta = 0.1\n')
     expected = {"lr": 0.25, "algo": "scaffold", "relaxed-init.beta": 0.1}
-    assert read_settings(["lr=0.25"], file) == expected
+    assert read_settings(["lr=0.25"], read_begun(file, None)) == expected
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_pairs_replace_values_of_a_file(tmp_path: Path) -> None:
 def test_a_file_of_another_form(tmp_path: Path, content: str) -> None:
     file = tmp_path / "file.toml"
     file.write_text(content, encoding="utf-8")
-    assert read_settings([], file) == {"lr": 0.5, "sam.rho": 0.1}
+    assert read_settings([], read_begun(file, None)) == {"lr": 0.5, "sam.rho": 0.1}
 
 
 def test_a_key_given_twice_and_keys_without_effect_give_one_warning_each(tmp_path: Path) -> None:

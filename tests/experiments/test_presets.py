@@ -13,7 +13,7 @@ from flwr.common.config import get_fused_config_from_dir, parse_config_args
 from torch import nn
 
 from fedaccord import config, simulate
-from fedaccord.cli.settings import read_settings
+from fedaccord.cli.settings import read_begun, read_settings
 from fedaccord.config import RunConfig
 from fedaccord.experiments.presets import presets
 from fedaccord.strategies import METHODS, DFedAvg
@@ -35,7 +35,7 @@ each_preset = pytest.mark.parametrize("name", PRESETS)
 
 
 def values(name: str) -> dict[str, object]:
-    return read_settings([], None, name)
+    return read_settings([], read_begun(None, name))
 
 
 def test_every_method_of_a_paper_has_a_preset() -> None:

@@ -13,7 +13,7 @@ import torch
 from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 
 from fedaccord import client_app, evaluate_locally, recorded_run, server_app, simulate
-from fedaccord.cli.settings import read_settings
+from fedaccord.cli.settings import read_begun, read_settings
 from fedaccord.config import RunConfig
 from fedaccord.core.metrics import over_clients
 from fedaccord.core.request import ModelSettings
@@ -38,7 +38,7 @@ SMALL: dict[str, Any] = {
 
 def preset(name: str) -> dict[str, Any]:
     """What makes it another method than FedAvg, on a small model with the names of a ResNet."""
-    values = read_settings([], None, name)
+    values = read_settings([], read_begun(None, name))
     own = {key: values[key] for key in ("algo", "local-parameters", "buffers") if key in values}
     return {"model": "tests.own:pocket", "buffers": "mean", **own}
 

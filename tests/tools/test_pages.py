@@ -53,7 +53,7 @@ def test_a_page_has_every_key_and_the_listing_letter_by_letter(name: str) -> Non
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_the_command_of_a_page_gives_the_method(name: str) -> None:
     (command,) = re.findall(r"^uv run fedaccord run (algo=.*)$", page(name), re.MULTILINE)
-    config = RunConfig.make(read_settings(command.split(), None))
+    config = RunConfig.make(read_settings(command.split()))
     assert type(config.strategy) is BUILT_IN[name]
 
 
