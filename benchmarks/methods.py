@@ -84,7 +84,7 @@ def main() -> None:
     missed = missed_targets(measured, options)
     print("\n" + ("\n".join(missed) or "all targets met"))
     if options.markdown:
-        options.markdown.write_text(page(measured, options))
+        timing.rewrite(options.markdown, page(measured, options))
     if options.check and missed:
         sys.exit(1)
 
@@ -274,7 +274,9 @@ def page(measured: Measured, options: argparse.Namespace) -> str:
     for model in options.models:
         lines += [table(model, measured[model], options), ""]
     lines += [
-        "Targets (medians, of the methods measured): methods with one gradient a step at most "
+        "## Targets",
+        "",
+        "Medians, of the methods measured: methods with one gradient a step at most "
         f"{ALLOWED[1]:.2f} x FedAvg, with two at most {ALLOWED[2]:.2f} x, "
         + ", ".join(f"{n}, which {why}, at most {x:.2f} x" for n, (x, why) in OWN_ALLOWED.items())
         + f": {'; '.join(missed) or 'all met'}.",

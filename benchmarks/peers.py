@@ -26,6 +26,7 @@ from typing import Any
 import data
 import numpy as np
 import psutil
+import timing
 import torch
 from peers_page import Results, page
 from peers_settings import SETTINGS, THREADS, Setting
@@ -46,7 +47,7 @@ def main() -> None:
         text = page(options.results)
         print(text)
         if options.markdown:
-            options.markdown.write_text(text)
+            timing.rewrite(options.markdown, text, own=(f"## {name}" for name in SETTINGS))
         return
     if options.repetitions < 1:
         sys.exit(f"--repetitions: expected at least 1, got {options.repetitions}")

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 from itertools import chain
 from pathlib import Path
 
@@ -74,7 +75,10 @@ no code of either: its ratios show what other load does.
 
 def comparison(files: list[Path], earlier: str) -> str:
     """A row for each contestant; files: before, now, before, now, ..."""
-    results = [json.loads(file.read_text())["seconds"] for file in files]
+    contents = [json.loads(file.read_text()) for file in files]
+    if any(content.get("clock", "cpu") != "cpu" for content in contents):
+        sys.exit("--compare: expected CPU seconds, got others: measure with --clock cpu")
+    results = [content.get("seconds", content) for content in contents]  # earlier ones are bare
     rows = []
     for name, contestants in results[0].items():
         for contestant in contestants:

@@ -226,6 +226,7 @@ def rewrite(page: Path, text: str, own: Iterable[str] = ()) -> None:
 
     own: headings that a script may write; those that ``text`` lacks are removed.
     """
+    own = {*own}
     old, new = _sections(page.read_text("utf-8") if page.exists() else ""), _sections(text)
     kept = {head: section for head, section in old.items() if head in new or head not in own}
     parts = (section.strip() + "\n" for section in (kept | new).values())

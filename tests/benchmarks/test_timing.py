@@ -12,6 +12,7 @@ import methods
 import precision
 import pytest
 import ray_path
+import ray_path_page
 import rounds
 import scale
 import timing
@@ -84,8 +85,9 @@ def test_the_tables_of_scale_are_written_again_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = tmp_path / "scale.md"
-    own = f"# Registered clients\n\nold\n\n{scale.heading('cnn fedavg')}\n\nold\n"
-    page.write_text(f"{own}\n## 100 clients\n\nby hand\n")
+    by_hand = "## 100 clients\n\nby hand\n"
+    own = f"\n{scale.heading('cnn fedavg')}\n\nold\n"
+    page.write_text(f"# Registered clients\n\nold\n\n{by_hand}{own}")
     row = {"start": 1.0, "seconds": [1.0], "at-start": 1, "at-end": 1}
     monkeypatch.setattr(scale, "in_a_process", lambda _, clients, __: row | {"clients": clients})
     monkeypatch.setattr(sys, "argv", ["scale.py", "linear fedavg", "--markdown", str(page)])
@@ -94,8 +96,39 @@ def test_the_tables_of_scale_are_written_again_and_nothing_else(
     assert "old" not in text
     assert "cnn fedavg" not in text
     assert scale.heading("linear fedavg") in text
-    assert "## 100 clients\n\nby hand\n" in text
+    assert by_hand in text
     assert f"`python benchmarks/scale.py 'linear fedavg' --markdown {page}`" in text
+
+
+def test_the_table_of_one_model_leaves_that_of_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, ratios = tmp_path / "methods.md", dict.fromkeys(methods.COMPARED, (1.0, 1.0))
+    other = "## ResNet-18\n\n| fedavg |\n"
+    page.write_text(
+        f"# What a round of each method costs\n\noutdated\n\n{other}\n## Targets\n\noutdated\n"
+    )
+    monkeypatch.setattr(methods, "measure", lambda model, all, _: all.update({model: [ratios]}))
+    monkeypatch.setattr(timing, "prepare", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["", "--models", "lenet", "--markdown", str(page)])
+    methods.main()
+    text = page.read_text()
+    assert "outdated" not in text
+    assert other in text
+    assert "## LeNet" in text
+
+
+def test_versions_are_compared_by_cpu_seconds(tmp_path: Path) -> None:
+    before, now = tmp_path / "before.json", tmp_path / "now.json"
+    before.write_text(json.dumps({"steps": {"one thread": [2.0, 2.0]}}))  # as an earlier version
+    seconds = {"seconds": {"steps": {"one thread": [1.0, 1.0]}}}
+    now.write_text(json.dumps({"clock": "cpu"} | seconds))
+    row = ray_path_page.comparison([before, now], "").splitlines()[-1]
+    assert row.startswith("| steps | one thread | 1 |")
+    assert row.endswith("| 0.50 (0.50 to 0.50) |")
+    now.write_text(json.dumps({"clock": "wall"} | seconds))
+    with pytest.raises(SystemExit, match=r"expected CPU seconds, got others: .* --clock cpu$"):
+        ray_path_page.comparison([before, now], "")
 
 
 def test_cohort_refuses_options_that_it_does_not_read(
