@@ -48,7 +48,8 @@ def own_task(
             "test=[...] with the samples of each client"
         )
     clients_evaluate = evaluation != "server" or config.strategy.has_personal
-    clients, test = [*map(_with_long_ids, clients)], _with_long_ids(test)
+    if isinstance(model, str):  # a module gets its inputs as they are
+        clients, test = [*map(_with_long_ids, clients)], _with_long_ids(test)
     forms: dict[str, Tensor] = {}
     samples, tests = _clients(clients, form, forms), _test(test, clients, form, forms)
     is_own = not (isinstance(loss, str) and loss in (AUTO, *LOSSES))
@@ -86,6 +87,7 @@ def _with_long_ids(samples: Any) -> Any:
     if not is_tensors(samples) or not samples or not isinstance(samples[0], Tensor):
         return samples
     x = with_long_ids(samples[0])
+    x = x.long() if x.dtype == torch.uint8 and x.ndim == 2 else x  # no images
     return samples if x is samples[0] else (x, *samples[1:])
 
 

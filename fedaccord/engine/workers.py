@@ -157,7 +157,11 @@ class WorkersFleet(InProcessFleet):
             beginning = [slot.free()[1][0] for slot in self._slots]
             _, missing = ray.wait(beginning, num_returns=workers, timeout=PATIENCE)
             if missing:
-                log.warning("waiting for %d of %d workers: Ray has no room", len(missing), workers)
+                log.warning(
+                    "%d of %d workers have not started after %.0f s: they load the data, or wait "
+                    "for room in Ray",
+                    *(len(missing), workers, PATIENCE),
+                )
             devices = ray.get(beginning)
         except RayError as error:
             raise ValueError(f"workers: a worker did not start: {last_line(str(error))}") from None
@@ -273,7 +277,7 @@ class WorkersFleet(InProcessFleet):
                     continue
                 was_alive = not slot.is_doubtful
                 slot.begin_again()
-                for other in self._slots:
+                for other in self._slots if was_alive else ():  # once for those that die together
                     other.is_doubtful |= not other.waits
                 what = "a worker process died: another starts"
                 if share.again and was_alive:
@@ -316,7 +320,9 @@ def sent(task: Task) -> Any:
     """Ray's object of a task. Raises ValueError, in one line, if it cannot be sent."""
     try:
         return put(task)
-    except TypeError as error:
+    except (OSError, RayError):  # no room
+        raise
+    except Exception as error:  # what the user's objects raise
         raise ValueError(
             "workers: expected clients, test samples, model and loss that can be sent to other "
             f"processes, got {clean(str(error.__cause__ or error))}; set workers=0"

@@ -10,6 +10,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -99,12 +100,14 @@ def test_in_a_session_of_the_caller_there_must_be_gpus_for_all_workers(
 
 def test_a_task_that_cannot_be_sent_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = pytest.importorskip("fedaccord.engine.workers")
-
-    def put(task: object) -> None:
-        raise TypeError("Could not serialize\nreport") from TypeError("cannot pickle 'lock' object")
-
-    monkeypatch.setattr(workers, "put", put)
-    with pytest.raises(ValueError, match=r"^workers: expected .*cannot pickle 'lock' object; "):
+    report = TypeError("Could not serialize\nreport")  # as of Ray; others pass through it
+    report.__cause__ = TypeError("cannot pickle 'lock' object")
+    for error in (report, RuntimeError("a Value is inherited, not pickled")):
+        monkeypatch.setattr(workers, "put", Mock(side_effect=error))
+        with pytest.raises(ValueError, match=r"^workers: expected .*pickle.*; set workers=0$"):
+            workers.sent(None)
+    monkeypatch.setattr(workers, "put", Mock(side_effect=OSError("no room")))
+    with pytest.raises(OSError, match="no room"):
         workers.sent(None)
 
 

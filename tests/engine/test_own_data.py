@@ -458,7 +458,10 @@ def test_a_model_by_name_of_the_tokens_that_occur(name: str, ids: int) -> None:
     assert ids in {len(tensor) for tensor in tensors.values()}
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.uint16, torch.uint32])
+SMALL_INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.uint16, torch.uint32]
+
+
+@pytest.mark.parametrize("dtype", SMALL_INTEGERS)
 def test_tokens_of_any_integers_are_those_of_64_bits(dtype: torch.dtype) -> None:
     def small(x: torch.Tensor, y: torch.Tensor) -> Samples:
         return x.to(dtype), y
@@ -472,6 +475,17 @@ def test_tokens_of_any_integers_are_those_of_64_bits(dtype: torch.dtype) -> None
             for samples, part in zip((CLIENTS, clients), tests, strict=True)
         )
         assert all(torch.equal(first.model[name], second.model[name]) for name in first.model)
+
+
+@pytest.mark.parametrize("dtype", SMALL_INTEGERS)
+def test_a_module_gets_the_integers_that_it_was_given(dtype: torch.dtype) -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.dtype == dtype
+            return super().forward(x.float() / torch.iinfo(x.dtype).max)
+
+    x, y = torch.ones(6, 4).to(dtype), torch.arange(6) % 2
+    history([(x, y)], test=(x, y), model=Scaled(4, 2), rounds=1)
 
 
 def test_token_ids_below_zero_are_refused() -> None:

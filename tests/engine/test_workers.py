@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -26,7 +27,7 @@ from fedaccord.federation.fleet import LATE
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.secure_sum import SecureSum
 from fedaccord.process.threads import cores
-from fedaccord.storage.store import Memory, Version
+from fedaccord.storage.store import Memory, MissingStateError, Version
 from fedaccord.task import Clients, Task
 from fedaccord.task.batches import PAIRS
 from fedaccord.task.evaluation import evaluate
@@ -305,6 +306,53 @@ def test_answers_are_looked_at_while_workers_work(fleet: Any) -> None:
         run(small("fedavg"), EVERYONE[:1])
     assert busy[0] == 2
     assert busy[-1] == 0
+
+
+@pytest.mark.parametrize(("kills", "starts"), [(10.0, 3.0), (0.1, 3.0)])
+def test_a_client_that_kills_its_workers_late_is_dropped_too(
+    kills: float, starts: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After so many seconds; without Ray. The other worker has started again meanwhile."""
+    from fedaccord.engine import workers as module
+
+    class Ref(NamedTuple):
+        at: float
+        value: Any
+
+    now, visits = 0.0, []
+
+    def wait(refs: list[Ref], timeout: float) -> tuple[list[Ref], list[Ref]]:
+        nonlocal now
+        first = min(refs, key=lambda ref: ref.at)
+        now = min(max(now, first.at), now + timeout)
+        return ([first] if first.at <= now else []), []
+
+    def get(ref: Ref) -> Any:
+        if isinstance(ref.value, Exception):
+            raise ref.value
+        return ref.value
+
+    def begin() -> Any:
+        return SimpleNamespace(device=SimpleNamespace(remote=lambda: Ref(now + starts, "cpu")))
+
+    def send(_: Any, share: Any) -> list[Ref]:
+        visits.append(now)
+        return [Ref(now + kills, ray.exceptions.RayError("died"))]
+
+    own = module.WorkersFleet.__new__(module.WorkersFleet)
+    own._slots, own.vectorize = [module.Slot(begin) for _ in range(2)], False
+    own.task = SimpleNamespace(num_examples=lambda _: 1)
+    own.store = SimpleNamespace(load=Mock(side_effect=MissingStateError))
+    for slot in own._slots:
+        slot.free()
+    for name, stand_in in {"wait": wait, "get": get, "kill": lambda _: None}.items():
+        monkeypatch.setattr(ray, name, stand_in)
+    monkeypatch.setattr(module, "_now", lambda: now)
+    instruction: Any = SimpleNamespace(client=7)
+    assert [*own._ask([instruction], send, 600.0, stateless=True)] == [
+        (instruction, module.DIED, None)
+    ]
+    assert 2 <= len(visits) <= 3
 
 
 @pytest.mark.slow

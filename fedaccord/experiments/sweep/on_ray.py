@@ -4,6 +4,7 @@ Ray reuses its worker processes: each loads PyTorch and the data once.
 """
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
@@ -15,6 +16,7 @@ from fedaccord.experiments.sweep.plan import SweepOptions
 from fedaccord.experiments.sweep.trial import FAILED, Job, OnRow, Row, Workers, execute, mean
 from fedaccord.process import threads
 from fedaccord.process.allocator import keep_freed_memory
+from fedaccord.runs import lock
 
 WORST = -1e30  # the score of a failed rung, which stops: NaN is below every quantile
 Rung = Sequence[Job]  # a configuration up to a number of rounds, one job per seed
@@ -24,6 +26,9 @@ Climbing = Callable[[Sequence[Ladder], Callable[[int, list[Row]], bool], OnRow],
 
 def _rung(jobs: Rung) -> list[Row]:
     keep_freed_memory()
+    end = time.monotonic() + lock.STALE + lock.BEAT
+    while time.monotonic() < end and any(lock.is_locked(job.path) for job in jobs):
+        time.sleep(1)  # the trial's earlier process, if its machine was lost
     return [execute(job) for job in jobs]
 
 
@@ -52,7 +57,7 @@ def on_ray(options: SweepOptions) -> Iterator[Climbing]:
                 ladder, rung = running.pop(future)
                 try:
                     rows = ray.get(future)
-                except ray.exceptions.RayError as error:  # its process died twice, or its files
+                except ray.exceptions.RayError as error:  # its process died, twice, or its files
                     ladder, rung = [ladder[-1]], 0
                     reason = str(error).strip().splitlines()[-1]
                     rows = [{"status": FAILED, "reason": reason}] * len(ladder[0])

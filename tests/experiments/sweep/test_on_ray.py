@@ -18,7 +18,9 @@ import pytest
 
 from fedaccord.experiments.sweep import Sweep
 from fedaccord.experiments.sweep.plan import SweepOptions
+from fedaccord.runs import lock
 from tests.experiments.sweep.plans import finish, make, table
+from tests.experiments.sweep.test_trial import job
 from tests.ports import free_port
 
 on_ray = pytest.importorskip("fedaccord.experiments.sweep.on_ray", reason="needs Ray")
@@ -97,6 +99,17 @@ def test_asha_completes_some_trials_and_one_of_them_wins(tmp_path: Path) -> None
     assert winner.configurations == 4
 
 
+def test_a_trial_of_a_machine_that_was_lost_waits_until_its_lock_is_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = job(tmp_path)
+    one.path.mkdir(parents=True)
+    lost = {"host": "another", "boot": "", "pid": 1, "started": 0, "locked": True}
+    (one.path / ".lock").write_text(json.dumps(lost))
+    monkeypatch.setattr(lock, "STALE", 1.0)
+    assert [row["status"] for row in on_ray._rung([one])] == ["completed"]
+
+
 def test_asha_continues_the_best_trials_so_far() -> None:
     """One in three of the trials at the rung so far; the first one; no failed one."""
     goes_on = on_ray.best_so_far(
@@ -115,10 +128,10 @@ def test_a_trial_that_stopped_early_does_not_win(
 
     def asha(options: SweepOptions, methods: Any, on_row: Any) -> None:
         ((first, second),) = methods
-        for (job,), score in ((first[0], 0.5), (first[1], 0.6), (second[0], 0.9)):
-            job.file.parent.mkdir(exist_ok=True)
+        for (one,), score in ((first[0], 0.5), (first[1], 0.6), (second[0], 0.9)):
+            one.file.parent.mkdir(exist_ok=True)
             row = {"status": "completed", "reason": "", "validation-accuracy-last": score}
-            job.file.write_text(json.dumps(row))
+            one.file.write_text(json.dumps(row))
 
     monkeypatch.setattr(on_ray, "asha", asha)
     own = {"search": "asha", "trials": 2, "eta": 2, "rungs": 2, "metric": "accuracy-last"}
