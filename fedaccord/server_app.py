@@ -41,17 +41,19 @@ def main(grid: Grid, context: Context) -> None:
             value, usual = config.flat[key], defaults()[key]
             if value != usual and key not in config.unread_keys():
                 log.warning(f"{key}={value} has no effect here: `fedaccord run` supports it")
+        at_server = config.strategy.evaluation != "clients"
         if not flower.is_simulation(grid):
+            unread = {*config.unread_keys(), *(() if at_server else ("validation",))}
             for key, why in ON_DEVICES.items():
                 value = config.flat[key]
-                if value != defaults()[key] and key not in config.unread_keys():
+                if value != defaults()[key] and key not in unread:
                     log.warning(f"{key}={value}: {why}")
         if config.vectorize != "off":
             config = config.having("vectorize", "off")
         config = with_its_clients(config)
         check_real_time(config.strategy, not flower.is_simulation(grid))
         task, chosen = None, threads.Threads(config.threads or 1, "only the clients evaluate")
-        if config.strategy.evaluation != "clients":
+        if at_server:
             task = load_task(config.task, num_clients=1, whole=True)  # its test samples
             chosen = threads_of_task(config.threads, task, config.strategy)
         log.info("%s", chosen)

@@ -48,6 +48,17 @@ def rows(path: Path, name: str = "metrics.csv") -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def test_the_summary_of_a_run_that_goes_on_has_its_number_of_clients(
+    start: Callable[..., Path], tmp_path: Path
+) -> None:
+    def read(round: Round) -> None:
+        if round.number == 3:
+            facts = summary(tmp_path / "x")
+            assert (facts["status"], facts["clients"]) == ("running", 4)
+
+    start({"num-server-rounds": 3, "checkpoint-every": 1}, read)
+
+
 # --- failed ---------------------------------------------------------------------------------------
 
 

@@ -49,6 +49,16 @@ def test_keys_with_another_meaning_on_devices_are_reported(
     )
 
 
+def test_validation_is_that_of_the_devices_if_only_they_evaluate(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recorded_run, "run", lambda *_, **__: None)
+    keys = {"algo": "fedavg", "model": "linear", "validation": 0.2, "evaluation": "clients"}
+    context: Any = SimpleNamespace(run_config=config.defaults() | keys)
+    server_app.main(SimpleNamespace(), context)  # type: ignore[arg-type]
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
+
+
 def test_flowers_log_of_a_wrong_setting_is_one_line() -> None:
     """Flower logs an exception of a ServerApp with the frames of its own code."""
     values = {"algo": "fedinot"}

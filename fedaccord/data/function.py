@@ -296,7 +296,7 @@ def _check(train: Split, test: Split) -> None:
         if isinstance(part.x, Tensor) and part.x.dtype == torch.uint8 and part.x.ndim != 4:
             raise ValueError(
                 "expected uint8 images (n, h, w[, channels]) or tensors (n, channels, h, w), or "
-                f"float features, got uint8 of {tuple(part.x.shape)}"
+                f"float features, or int64 token ids, got uint8 of {tuple(part.x.shape)}"
             )
     for what, a, b in (("inputs", train.x, test.x), ("targets", train.y, test.y)):
         forms = [

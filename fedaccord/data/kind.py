@@ -137,8 +137,8 @@ def check_fits(what: str, size: int) -> None:
     memory = min([machine, *(group.limit for group in groups())])
     if size > memory:
         raise ValueError(
-            f"{what}: expected at most the {memory / 1e9:,.0f} GB of memory here, got "
-            f"{size / 1e9:,.0f} GB: use fewer samples or smaller images"
+            f"{what}: expected at most the {memory / 1e9:,.1f} GB of memory here, got "
+            f"{size / 1e9:,.1f} GB: use fewer samples or smaller images"
         )
 
 

@@ -1,6 +1,6 @@
 """Samples as tensors, from arrays and from the data sets of libraries, which are not imported."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,6 +123,9 @@ def _plain(values: Any) -> Any:
 
 
 def _inputs(x: Any) -> Tensor | list[str]:
+    if isinstance(x, Mapping):
+        raise ValueError(f"expected inputs as one array or tensor, got {', '.join(map(str, x))}")
+    x = x if is_array(x) else [*x]  # a lazy column is read once
     if _has_texts(x):
         if wrong := [value for value in x if not isinstance(value, str)]:
             raise ValueError(
@@ -161,7 +164,7 @@ def with_long_ids(x: Tensor) -> Tensor:
 
 def _has_texts(x: Any) -> bool:
     """Whether some of the inputs (n,) are texts."""
-    if is_array(x) and (isinstance(x, Tensor) or x.ndim != 1 or x.dtype.kind not in "UO"):
+    if is_array(x) and (isinstance(x, Tensor) or x.ndim != 1 or x.dtype.kind not in "UOT"):
         return False
     return any(isinstance(value, str) for value in x)
 

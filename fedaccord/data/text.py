@@ -38,10 +38,11 @@ class Tokenizer(NamedTuple):
 
 def find(root: Path, reading: ReadOptions) -> Source:
     """One file, or train.csv and test.csv (or .jsonl) in a folder."""
-    files: tuple[Path, ...] = (root,)
+    candidates = files = (root,)
     if not root.is_file():
         each = [[root / f"{split}{end}" for end in SUFFIXES] for split in ("train", "test")]
-        files = tuple(path for paths in each for path in paths if path.is_file())
+        candidates = tuple(path for paths in each for path in paths)  # each may replace another
+        files = tuple(path for path in candidates if path.is_file())
         if len(files) != 2 or files[0].stem == files[1].stem:
             raise FileNotFoundError(
                 f"text: expected a file, or a folder with train and test as one of "
@@ -55,7 +56,7 @@ def find(root: Path, reading: ReadOptions) -> Source:
     code: list[Path] = []
     if reading.tokenizer != BYTE_TOKENIZER:  # a change of its code changes the data
         code = named.files("tokenizer", reading.tokenizer)
-    return Source(tuple(files), partial(decode, files, reading), tuple(code))
+    return Source(candidates, partial(decode, files, reading), tuple(code))
 
 
 def decode(files: Sequence[Path], reading: ReadOptions) -> Arrays:

@@ -17,6 +17,7 @@ DEVIATION_SHARE = 1 / 30  # grid interval as a share of a round's deviation, at 
 GRID_POINTS = 3e4  # most points of a round's loss: with more an epsilon takes seconds
 WEAK_NOISE_MULTIPLIER = 0.3  # below it losses grow as 1 / z^2, and the grid with them
 LARGEST = 700.0  # exponent of a float
+NEGLIGIBLE = 1e-20  # chance of a sum with a loss of its own: far below every delta
 TOLERANCE = 1e-4  # of the search for a noise multiplier; relative below 1
 
 
@@ -35,14 +36,16 @@ def _library() -> Any:
 
 def certainty(q: float, num_clients: int, least: int) -> float:
     """The probability that a sum, of at least ``least`` clients, has a client without which there
-    would be none. Otherwise the client is in it with probability q, whoever else is."""
+    would be none; 0 if `NEGLIGIBLE`. Otherwise the client is in it with probability q, whoever
+    else is."""
     if not least:
         return 0.0
     _library()
     from scipy.stats import binom  # which dp-accounting needs, too
 
     has_sum = binom.sf(least - 1, num_clients, q)
-    return float(min(1.0, q * binom.pmf(least - 1, num_clients - 1, q) / has_sum)) if has_sum else 1
+    certain = min(1.0, q * binom.pmf(least - 1, num_clients - 1, q) / has_sum) if has_sum else 1.0
+    return float(certain) if certain > NEGLIGIBLE else 0.0
 
 
 @lru_cache(maxsize=8)

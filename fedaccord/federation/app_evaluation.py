@@ -17,6 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from fedaccord.compat.flower import has_no_function
 from fedaccord.federation.errors import clean
+from fedaccord.federation.fleet import LATE
 from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.method import Method
 from fedaccord.federation.replies import unusual
@@ -61,7 +62,8 @@ class ClientEvaluation:
         config = ConfigRecord({**self.config, "server-round": number})
         content = RecordDict({self.arrays_key: arrays, self.config_key: config})
         replies = fleet.ask(clients, content, self.timeout, partial(_read, method.max_examples))
-        if replies and all(has_no_function(str(reply)) for reply in replies.values()):
+        answers = [str(reply) for reply in replies.values() if reply != LATE]
+        if answers and all(map(has_no_function, answers)):
             log.info("clients evaluate nothing: their ClientApp has no @app.evaluate()")
             self._is_off = True
             return None

@@ -88,11 +88,12 @@ class Clock:
         self, clients: Sequence[int], now: float, least: int = 1
     ) -> tuple[Sequence[int], float]:
         """The available clients, and the time: later than ``now`` if it has to wait until there
-        are ``least`` of them; if there never are, those that are there first.
+        are ``least`` of them; if there are not in two periods, those that are there first.
 
         Raises FederationError if none ever connects."""
         if self._presence is None or not clients:
             return clients, now
+        clients = np.asarray(clients, dtype=int)  # once: there may be thousands of changes
         first, last = None, math.inf
         while len(active := self._presence.among(clients, now)) < min(least, len(clients)):
             if active and first is None:

@@ -203,11 +203,12 @@ class Run:
         needed, q = method.needed_replies(num_clients), method.fraction_train
         if method.masking:
             needed = max(needed, method.masking.least)
-        if self.cohorts is None and method.sampling == "bernoulli" and not method.is_buffered:
+        is_drawn = self.cohorts is None and not method.topology.is_decentralised
+        if is_drawn and method.sampling == "bernoulli":
             fail = sampling.chance_of_fewer(needed, q, num_clients, method.has_noisy_sums)
             if self.num_rounds * fail**method.max_failed_rounds > UNLIKELY:
                 log.warning(
-                    "sampling: %.0f%% of the rounds will have fewer than the %d clients that they "
+                    "sampling: %.2g%% of the rounds will have fewer than the %d clients that they "
                     "need, and %d failed rounds in a row end the run: raise fraction-train, or "
                     "max-failed-rounds",
                     100 * fail,

@@ -198,7 +198,7 @@ class Logbook(Book):
         self.checkpoints.save(s.t, facts, server, clients)
         for vector in server.values():
             release(vector)
-        self.directory.summarise(RUNNING)
+        self.directory.summarise(RUNNING, clients=s.num_clients)
         self._saved = s.t
         self._set_durable(s)
 

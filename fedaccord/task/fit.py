@@ -55,7 +55,7 @@ def check_fit(
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         reason += "; try precision=float32" if precision == "bfloat16" else ""
         if isinstance(inputs, Tensor) and not inputs.is_floating_point():
-            reason += f"; its inputs are {inputs.dtype}, as tokens: features must be floats"
+            reason += f"; its inputs are {inputs.dtype}: features must be floats, token ids int64"
         raise ValueError(f"{line} of {wanted}: {reason}") from error
     if loss is F.cross_entropy and predictions.shape[1:2] in ((), (1,)):
         raise ValueError(

@@ -1,5 +1,6 @@
 """Data sets: their content, their cache, and invalid files."""
 
+import json
 import os
 import pickle
 import sys
@@ -244,6 +245,22 @@ def test_a_changed_text_is_in_no_copy_of_any_settings(
     load("text", str(site), readings[1])  # which replaces its own copy alone
     after = {*folder.iterdir()}
     assert (len(before), len(after), len(before & after)) == (3, 3, 2)
+
+
+def test_texts_in_another_format_leave_no_copy_of_the_earlier_ones(
+    folder: Path, tmp_path: Path
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    for split in ("train", "test"):
+        (site / f"{split}.csv").write_text("text,label\nAlice,0\nAlice,1\n")
+    load("text", str(site))
+    for split in ("train", "test"):
+        (site / f"{split}.csv").unlink()
+        rows = [json.dumps({"text": "Robert", "label": k}) for k in range(2)]
+        (site / f"{split}.jsonl").write_text("\n".join(rows))
+    load("text", str(site))
+    assert [*copied_records(folder).values()] == [{b"Robert"}]
 
 
 def test_a_folder_without_permission_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 import random
 import re
+from collections import UserDict
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -375,8 +377,34 @@ def test_a_missing_text_of_a_table_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 def test_texts_of_numpy_are_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = made(monkeypatch, {"train": (TEXTS, Y)}).x_train
-    for texts in (np.array(TEXTS), [np.str_(text) for text in TEXTS], np.array(TEXTS, object)):
+    every = [np.array(TEXTS), [np.str_(text) for text in TEXTS], np.array(TEXTS, object)]
+    if hasattr(np.dtypes, "StringDType"):  # of NumPy 2
+        every.append(np.array(TEXTS, np.dtypes.StringDType()))
+    for texts in every:
         assert torch.equal(made(monkeypatch, {"train": (texts, Y)}).x_train, plain)
+
+
+def test_inputs_that_are_a_mapping_are_no_list_of_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = UserDict({"input_ids": X, "attention_mask": X})
+    with pytest.raises(ValueError, match="one array or tensor, got input_ids, attention_mask"):
+        made(monkeypatch, {"train": (tokens, Y)})
+
+
+def test_a_lazy_column_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    class Column(Sequence[Any]):
+        def __len__(self) -> int:
+            return len(X)
+
+        def __getitem__(self, i: Any) -> Any:
+            if i >= len(X):
+                raise IndexError
+            read.append(i)
+            return X[i]
+
+    made(monkeypatch, {"train": (Column(), Y)})
+    assert read == [*range(len(X))]
 
 
 def test_names_that_do_not_fit_the_labels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,7 +453,7 @@ def test_integers_stay_integers() -> None:
         ("uneven", "a target for each of one or more inputs of train, got 4 inputs and 3 targets"),
         ("other_inputs", r"inputs of train and test alike, got \(\(3,\), .* and \(\(2,\), torch"),
         ("broken_inputs", "finite inputs of train, got nan, inf or beyond float32"),
-        ("raw_table", r"uint8 images \(n, h, w.*, or float features, got uint8 of \(4, 6\)"),
+        ("raw_table", r"uint8 images \(n, h, w.*, or float features, .* got uint8 of \(4, 6\)"),
         ("names_of_classes", "expected numbers, of labels integers from 0 on, got <U1"),
         ("below_zero", "expected labels from 0 on, got -1"),
         ("steps_below_zero", "expected labels from 0 on, or -100 for ignored ones, got -1"),

@@ -112,7 +112,7 @@ def test_more_than_the_memory_holds_is_refused(
     np.savez(tmp_path / "data.npz", x_train=np.zeros((9, 10_000)))
     pets(tmp_path)
     monkeypatch.setattr("fedaccord.data.kind.os.sysconf", lambda name: 500)  # 250 kB
-    with pytest.raises(ValueError, match=r"at most the 0 GB of memory .*rewrite it"):
+    with pytest.raises(ValueError, match=r"at most the 0.0 GB of memory .*rewrite it"):
         datasets.load("npz", str(tmp_path / "data.npz"))
     with pytest.raises(ValueError, match=r"5 images: expected at most .*smaller images"):
         datasets.load("image-folder", str(tmp_path / "pets"), ReadOptions(image_size=200))

@@ -60,7 +60,7 @@ def test_the_smallest_group_decides(
     tree(files)
     assert free_memory() == free * GB
     check_fits("these", limit * GB)
-    with pytest.raises(ValueError, match=re.escape(f"these: expected at most the {limit} GB")):
+    with pytest.raises(ValueError, match=re.escape(f"these: expected at most the {limit:.1f} GB")):
         check_fits("these", limit * GB + 1)
 
 

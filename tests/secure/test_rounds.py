@@ -2,6 +2,7 @@
 
 import logging
 import struct
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
@@ -155,6 +156,23 @@ def test_cohorts_that_are_likely_to_be_too_small_are_warned_of(
         "sampling: 33% of the rounds will have fewer than the 3 clients that they need, and 3 "
         "failed rounds in a row end the run: raise fraction-train, or max-failed-rounds"
     ]
+
+
+def test_a_small_share_of_failed_rounds_is_not_0_percent(caplog: pytest.LogCaptureFixture) -> None:
+    more: dict[str, Any] = {"sampling": "bernoulli", "fraction_train": 0.92}
+    strategy = method("fedavg", MASKED, max_failed_rounds=1, **more)
+    clients, model = PROBLEM.clients(), linear(W0)
+    with suppress(RuntimeError):  # if a cohort is too small
+        simulate(strategy, clients=clients, model=model, loss=half_square, rounds=20)
+    (line,) = [line for line in warnings(caplog) if "failed rounds" in line]
+    assert line.startswith("sampling: 0.")
+
+
+def test_gossip_draws_no_cohorts_that_could_be_too_small(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = S.DFedAvg(sampling="bernoulli", fraction_train=0.1, min_replies=3)
+    clients, model = PROBLEM.clients(), linear(W0)
+    simulate(strategy, clients=clients, model=model, loss=half_square, rounds=1)
+    assert not [line for line in warnings(caplog) if "failed rounds" in line]
 
 
 def test_lost_replies_are_absent_clients() -> None:

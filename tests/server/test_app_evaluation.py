@@ -171,26 +171,38 @@ def test_a_bad_answer_is_left_out(bad: Any, line: str, warnings: list[str]) -> N
     assert result.evaluate_metrics_clientapp[1]["place"] == pytest.approx([mean, 2 * mean])
 
 
+class Silent(InProcessGrid):
+    """The first client replies to no request to evaluate; asked: the nodes with one, by round."""
+
+    def __init__(self, app: ClientApp, clients: int) -> None:
+        super().__init__(app, clients)
+        self.asked: list[set[int]] = []
+
+    def push_messages(self, messages: Any) -> Any:
+        messages = [*messages]
+        if messages and messages[0].metadata.message_type == "evaluate":
+            self.asked.append({message.metadata.dst_node_id for message in messages})
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        replies = super().pull_messages(message_ids)
+        kinds = ((reply, reply.metadata.message_type) for reply in replies)
+        first = min(self.contexts)
+        return [r for r, k in kinds if k != "evaluate" or r.metadata.src_node_id != first]
+
+
 def test_a_silent_client_does_not_delay_the_others() -> None:
-    asked: list[set[int]] = []
-
-    class Silent(InProcessGrid):
-        def push_messages(self, messages: Any) -> Any:
-            messages = [*messages]
-            if messages and messages[0].metadata.message_type == "evaluate":
-                asked.append({message.metadata.dst_node_id for message in messages})
-            return super().push_messages(messages)
-
-        def pull_messages(self, message_ids: Any) -> Any:
-            replies = super().pull_messages(message_ids)
-            kinds = ((reply, reply.metadata.message_type) for reply in replies)
-            first = min(self.contexts)
-            return [r for r, k in kinds if k != "evaluate" or r.metadata.src_node_id != first]
-
     with Silent(app(norm), C) as grid, quiet():
         result = strategy().start(grid, INITIAL, 1, timeout=0.3)
-    assert asked == [{*grid.contexts}]
+    assert grid.asked == [{*grid.contexts}]
     assert result.evaluate_metrics_clientapp[1]["norm"] > 0
+
+
+def test_an_app_without_the_function_is_asked_once_though_a_client_is_silent() -> None:
+    with Silent(client_app(), C) as grid, quiet():
+        result = strategy().start(grid, INITIAL, 3, timeout=0.3)
+    assert grid.asked == [{*grid.contexts}]
+    assert result.evaluate_metrics_clientapp == {}
 
 
 def test_an_app_without_the_function_is_asked_once(lines: list[str]) -> None:

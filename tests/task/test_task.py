@@ -215,7 +215,7 @@ def test_the_model_is_tried_with_the_precision_of_the_run() -> None:
 def test_a_model_of_numbers_with_integer_inputs_is_told_so() -> None:
     clients = Clients([torch.ones(4, 3, dtype=torch.int64)], [torch.arange(4)])
     one = Task(lambda: nn.Linear(3, 4), clients, prepare=lambda x, _: x)
-    with pytest.raises(ValueError, match=r"inputs are torch.int64, as tokens: features must be fl"):
+    with pytest.raises(ValueError, match=r"inputs are torch.int64: features must be floats, t"):
         one.model()
 
 
