@@ -90,7 +90,7 @@ def compare(
 
     with refusing(ValueError):
         rows = summary(groups, target, at, metric)
-    note_compared(groups, rows.groups, rows.metric)
+    note_compared(groups, rows.groups, rows.metric, at)
     if figures is not None:
         figures = figures.expanduser()
         import_module("matplotlib")  # before the folder is created
@@ -126,15 +126,22 @@ def _formatted(summary: "Summary", form: Format) -> str:
     return numbers.to_csv(index=False)
 
 
-def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]", metric: str) -> None:
-    """Print how many runs are left out as trials, if any, and what the metric cannot compare: runs
-    of several data sets, and models with parts that stay at the clients."""
+def note_left_out(groups: "Sequence[Group]", compared: "Sequence[Group]") -> None:
+    """Print how many runs of a sweep are not compared, if any."""
     every, shown = (sum(len(g.runs) for g in some) for some in (groups, compared))
     if every > shown:
         warn(
             f"left out: {every - shown} runs of a sweep: trials on validation samples, which chose "
             "the settings of the tests, and tests of earlier choices; table.csv has the trials"
         )
+
+
+def note_compared(
+    groups: "Sequence[Group]", compared: "Sequence[Group]", metric: str, at: str | None
+) -> None:
+    """Print what is left out, and what the metric cannot compare: runs of several data sets, and
+    models with parts that stay at the clients. at: of the rank; None: the last evaluations."""
+    note_left_out(groups, compared)
     from fedaccord.experiments.analysis.groups import several_contents
     from fedaccord.runs.metrics import WINDOW, is_loss
 
@@ -151,7 +158,7 @@ def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]", metric
     if len(losses) > 1 and is_loss(metric):
         warn(f"{metric}: runs with different losses ({', '.join(losses)}) are ranked together")
     steps = sorted({int(run.settings.get("eval-every", 1)) for run in every_run})
-    if len(steps) > 1:
+    if len(steps) > 1 and at is None and metric != "train-loss":  # which is of every round
         warn(
             f"runs with eval-every={', '.join(map(str, steps))} are ranked together: the last "
             f"{WINDOW} evaluations of one are more rounds than those of another; rank by --at"

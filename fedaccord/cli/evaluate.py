@@ -38,7 +38,7 @@ def evaluate(
         if not (run / "config.toml").is_file():
             raise ValueError(f"{run}: expected a run directory with model.safetensors, found none")
         reported = _reported(run)
-        if best and not read_run(run).get("keep-best"):
+        if best and not (run / BEST).is_file() and not read_run(run).get("keep-best"):
             raise ValueError(
                 f"{run}: expected a run directory with {BEST}, found none: keep-best was off; "
                 "leave out --best"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from fedaccord.cli.compare import read_groups, rows_of_untrained_parts
+from fedaccord.cli.compare import note_left_out, read_groups, rows_of_untrained_parts
 from fedaccord.cli.console import (
     check_output,
     make_console,
@@ -165,8 +165,7 @@ def _chosen(runs: list[Path], out: Path | None) -> "tuple[list[Group], bool]":
             "leave it out"
         )
     compared = tested(groups)
-    if left := len(every_run) - sum(len(group.runs) for group in compared):
-        warn(f"left out: {left} of a sweep's runs: trials on validation samples")
+    note_left_out(groups, compared)
     measurable = []
     for group in compared:
         for run in group.runs:

@@ -39,7 +39,7 @@ def report(
 
     compared = tested(groups)
     with refusing(ValueError):
-        note_compared(groups, compared, main_metric(compared, metric))
+        note_compared(groups, compared, main_metric(compared, metric), at)
     from fedaccord.experiments.analysis.notebook import write_page
 
     try:

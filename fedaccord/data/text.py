@@ -38,7 +38,8 @@ class Tokenizer(NamedTuple):
 
 def find(root: Path, reading: ReadOptions) -> Source:
     """One file, or train.csv and test.csv (or .jsonl) in a folder."""
-    candidates = files = (root,)
+    candidates: tuple[Path, ...] = (root,)
+    files = candidates
     if not root.is_file():
         each = [[root / f"{split}{end}" for end in SUFFIXES] for split in ("train", "test")]
         candidates = tuple(path for paths in each for path in paths)  # each may replace another

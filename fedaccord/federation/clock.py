@@ -12,12 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedaccord.core.cohort import PendingRequest
 from fedaccord.core.request import TrainInstruction, TrainRequest
 from fedaccord.core.vectors import nbytes
 from fedaccord.federation.device_profiles import Device
 from fedaccord.federation.errors import FederationError
+
+Clients = Sequence[int] | NDArray[np.int64]
 
 
 class End(NamedTuple):
@@ -49,7 +52,7 @@ class Presence:
         self._available = np.zeros(len(devices), dtype=bool)
         self._changes = np.zeros(len(devices))  # when each connects or disconnects
 
-    def among(self, clients: Sequence[int], now: float) -> list[int]:
+    def among(self, clients: Clients, now: float) -> list[int]:
         """The available clients, in their order."""
         due = self._changes <= now if now >= self._now else np.ones_like(self._available)
         for i in np.flatnonzero(due).tolist():
@@ -61,7 +64,7 @@ class Presence:
         present: list[int] = of[self._available[of]].tolist()
         return present
 
-    def change(self, clients: Sequence[int]) -> float:
+    def change(self, clients: Clients) -> float:
         """When the first of these clients connects or disconnects; inf: never again."""
         return float(self._changes[np.asarray(clients, dtype=int)].min(initial=math.inf))
 
@@ -93,12 +96,12 @@ class Clock:
         Raises FederationError if none ever connects."""
         if self._presence is None or not clients:
             return clients, now
-        clients = np.asarray(clients, dtype=int)  # once: there may be thousands of changes
+        every = np.asarray(clients, dtype=int)  # once: there may be thousands of changes
         first, last = None, math.inf
-        while len(active := self._presence.among(clients, now)) < min(least, len(clients)):
+        while len(active := self._presence.among(every, now)) < min(least, len(every)):
             if active and first is None:
                 first, last = (active, now), self._two_periods(clients, now)
-            change = self._presence.change(clients)
+            change = self._presence.change(every)
             if change == math.inf or change > last:
                 break
             now = change

@@ -79,8 +79,13 @@ def write_facts(folder: Path, facts: Facts) -> None:
         write(machine / FACTS, tomli_w.dumps(facts._asdict()))
     certificate = str((operator / AUTHORITY).absolute())
     connection = {"address": facts.address, "root-certificates": certificate}
-    config = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
-    write(operator / "config.toml", tomli_w.dumps(config))
+    file, config = operator / "config.toml", {}
+    if file.exists():  # the operator may have added others
+        config = tomllib.loads(file.read_text(encoding="utf-8"))
+    links = config.setdefault("superlink", {"default": CONNECTION})
+    if links.get(CONNECTION) != connection:
+        links[CONNECTION] = connection
+        write(file, tomli_w.dumps(config))
 
 
 def renew(folder: Path, hosts: Sequence[str], days: float = DAYS) -> None:

@@ -84,6 +84,7 @@ def curves(group: Group, metrics: Iterable[str]) -> pd.DataFrame:
                 smooth = pd.concat([raw[~trained], smoothed(raw[trained])])
                 lines |= {f"raw {metric}": raw, f"smooth {metric}": smooth}
         each.append(pd.DataFrame(lines).set_index("round", drop=False))
+    each = [table for table in each if len(table)] or each[:1]
     if len(each) == 1:
         return each[0]
     last = min(table.index.max() for table in each)

@@ -1,7 +1,8 @@
 """Metrics and costs of a group's runs, with their spread, and the ranking of groups."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -34,16 +35,19 @@ class Spread(NamedTuple):
         return Spread(mean, std, len(numbers), is_share)
 
 
+def counted(group: Group) -> set[Path]:
+    """Its completed runs; if there are none, those that did not fail: only their numbers are not of
+    the method."""
+    by_status = [(run.path, run.summary["status"]) for run in group.runs]
+    complete = {path for path, status in by_status if status == COMPLETED}
+    return complete or {path for path, status in by_status if status != FAILED}
+
+
 def measured(group: Group) -> list[pd.DataFrame]:
-    """The tables of its completed runs; if there are none, of those that did not fail: only their
-    numbers are not of the method."""
-    complete = _tables(group, lambda status: status == COMPLETED)
-    return complete or _tables(group, lambda status: status != FAILED)
-
-
-def _tables(group: Group, counts: Callable[[str], bool]) -> list[pd.DataFrame]:
+    """The tables of its runs that count."""
+    paths = counted(group)
     pairs = zip(group.runs, group.tables, strict=True)
-    return [table for run, table in pairs if counts(run.summary["status"])]
+    return [table for run, table in pairs if run.path in paths]
 
 
 def final(group: Group, metric: str) -> Spread:

@@ -18,7 +18,7 @@ from fedaccord.experiments.analysis import plots
 from fedaccord.experiments.analysis.costs import Point
 from fedaccord.experiments.analysis.figures import metrics_of
 from fedaccord.experiments.analysis.groups import Group, differing, has_stopped, is_swept, tested
-from fedaccord.experiments.analysis.ranking import Spread, tuned
+from fedaccord.experiments.analysis.ranking import Spread, counted, tuned
 from fedaccord.experiments.analysis.table import Summary, summary, text
 from fedaccord.runs.origin import DIRTY
 from fedaccord.runs.reader import StoredRun
@@ -256,20 +256,20 @@ def _methods(groups: Sequence[Group]) -> int:
 
 def _origin(groups: Sequence[Group], shown: Sequence[Group]) -> str:
     """The settings that differ, in a row for each run, then the common ones."""
-    compared = {run.path for group in shown for run in group.runs}
+    words = {run.path: "no, not completed" for group in shown for run in group.runs}
+    words |= {path: "yes" for group in shown for path in counted(group)}
     every = [run for group in groups for run in group.runs]
-    counted = [
-        (run, "yes" if run.path in compared else "no, a trial or a test of an earlier choice")
-        for run in every
+    pairs = [
+        (run, words.get(run.path, "no, a trial or a test of an earlier choice")) for run in every
     ]
-    counted += [(run, "no, a repeat") for group in groups for run in group.repeats]
+    pairs += [(run, "no, a repeat") for group in groups for run in group.repeats]
     rows = [
         {"run": run.path, "counted": word, "status": run.summary["status"]}
         | {"seconds": run.summary.get("seconds", "")}
         | {"commit": run.commit[:12] + (DIRTY if run.commit.endswith(DIRTY) else "")}
         | {key: run.used.get(key, "") for key in ("device", "cpu", "threads")}
         | run.versions
-        for run, word in counted
+        for run, word in pairs
     ]
     table = pd.DataFrame(rows, dtype=object).fillna("")
     always = ("run", "status", "seconds")

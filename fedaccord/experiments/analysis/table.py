@@ -134,7 +134,7 @@ def cost_heading(key: str, metric: str, target: float) -> str:
 
 
 def seeds(group: Group) -> str:
-    """Runs that count, their seeds, failures and repeats: 2 (0, 1), 1 failed, 3 repeats."""
+    """Its runs, their seeds, those not completed, and repeats: 2 (0, 1), 1 failed, 3 repeats."""
     numbers = [run.settings.get("seed", 0) for run in group.runs]
     if len(numbers) > LISTED and numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
         names = f"{numbers[0]} to {numbers[-1]}"

@@ -199,7 +199,8 @@ class Plan:
 
     def _check_privacy(self, guarantee: Guarantee | None) -> None:
         """Raise ValueError, in one line, if each rung would have noise of its own."""
-        if guarantee and guarantee.multiplier < 0 and self.options.search in LADDERS:
+        has_rungs = self.tunes and self.options.search in LADDERS
+        if guarantee and guarantee.multiplier < 0 and has_rungs:
             raise ValueError(
                 f"[run] dp.epsilon: expected dp.noise-multiplier with search={self.options.search}"
                 f", got {guarantee.epsilon:g}: as a budget of the fewer rounds of a rung it would "
