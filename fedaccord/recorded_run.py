@@ -86,8 +86,7 @@ def run(
             least = 1 if log_book.after else 0  # `Run.begin` waits for those that a round needs
             reported = fleet.card(method.wait_timeout, method.model_settings, least)
             task = task_of_card(config.task, reported)
-            if log_book.best:  # the usual metric depends on the clients' targets
-                log_book.best.check(config, task.metrics)
+            log_book.best.check(config, task.metrics)  # the usual metric depends on the targets
         if not method.hides_clients and (counts := task.class_counts()) is not None:
             directory.save_classes(class_names(task.card), counts)
         card = card_of(task, method.model_settings)
@@ -98,7 +97,7 @@ def run(
 
         def record(round: Round) -> None:
             with interrupts.held():
-                if log_book.best and log_book.best.is_new(round, current.session):
+                if log_book.best.is_new(round, current.session):
                     save_best(log_book.best)
                 # with a checkpoint: a run that is killed has a model
                 log_book.record(round, lambda: save(directory, current.output(), card))
@@ -119,9 +118,9 @@ def run(
         )
         try:
             state = log_book.restore(current.session)
-            if log_book.best and log_book.best.facts():  # the file may be of a later round
+            if log_book.best.facts():  # the file may be of a later round
                 save_best(log_book.best)
-            elif log_book.best:
+            elif log_book.best.metric:
                 directory.path.joinpath(BEST).unlink(missing_ok=True)
             result = current.play(state and with_lost_states(state, current.session, config))
             check_result(current, result, loss_of(method, task))
@@ -129,7 +128,7 @@ def run(
             interrupts.ignore()
             if current.has_begun:
                 facts |= current.facts()
-            if log_book.best and (best_model := log_book.best.facts()):
+            if best_model := log_book.best.facts():
                 facts["best-model"] = best_model
             if current.has_begun or not log_book.after:
                 save(directory, current.output(), card)

@@ -133,6 +133,11 @@ def has_no_function(reason: str) -> bool:
     return "function registered with name" in reason
 
 
+def has_no_parts(reason: str) -> bool:
+    """Whether the parts of a reply are gone: they were not sent in time, or cannot be decoded."""
+    return "Reply message objects are unavailable" in reason
+
+
 def is_transient(error: Exception) -> bool:
     """Whether a SuperLink failed to handle a request, for example because its database is locked:
     HTTP status 500 and above. Flower repeats requests that do not reach it."""

@@ -5,6 +5,7 @@ its parts, up to two hours, and with it for all other replies of the call. The p
 SuperLink until the reply is confirmed.
 """
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -12,6 +13,8 @@ from typing import Any, cast
 import httpx
 from flwr.app import Message
 from flwr.serverapp import Grid
+
+log = logging.getLogger("flwr")
 
 
 def pull_messages(grid: Grid, message_ids: Iterable[str]) -> Iterator[Message]:
@@ -31,7 +34,9 @@ def pull_messages(grid: Grid, message_ids: Iterable[str]) -> Iterator[Message]:
                 replies = [*grid.pull_messages([message_id])]
         except httpx.HTTPError:
             raise
-        except Exception:  # of the bytes that a node sent; the SuperLink has deleted them
+        except Exception as error:  # of the bytes that a node sent; the SuperLink has deleted them
+            kind = type(error).__name__
+            log.warning("a reply cannot be read (%s): is the same Flower installed there?", kind)
             continue
         yield from (reply for reply in replies if client.is_complete(reply))
 

@@ -99,8 +99,8 @@ def descend(
     K, schedule, expected = len(losses), hook.half.schedule, hook.config.steps
     if schedule.falls and expected != K:
         raise ValueError(
-            f"lr-schedule={schedule.name}: expected {expected} batches, as the data said, got "
-            f"{K}; give a list or a DataLoader of fixed length, or set local-steps"
+            f"lr-schedule={schedule.name}: expected as many batches as the data said, got {K} of "
+            f"{expected}; give a list or a DataLoader of fixed length, or set local-steps"
         )
     loss = torch.stack(losses).mean(0, dtype=sum_dtype(w.device))
     gradient = hook.result(w, g, walk.buffers, at)

@@ -141,8 +141,12 @@ def check_numbers(session: Session, request: TrainRequest, reply: TrainReply) ->
     if instruction.local_steps:
         _check_count("steps", reply.steps, instruction.local_steps, instruction.local_steps)
     else:  # each step uses at least one sample
-        steps = instruction.local_epochs * reply.examples
-        _check_count("steps", reply.steps, 1, steps, " (local-epochs times num-examples)")
+        _check_count("steps", reply.steps, 1, 2**63)
+        if reply.steps > (most := instruction.local_epochs * reply.examples):
+            raise ValueError(
+                "expected steps to be at most local-epochs times num-examples, got "
+                f"{reply.steps} beside {most}"
+            )
     if reply.seconds is not None:
         _check_number("seconds", reply.seconds, 0, MAX_SECONDS)
     if not isinstance(reply.loss, Tensor):

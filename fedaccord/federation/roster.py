@@ -190,8 +190,11 @@ class Roster:
 
     def _read(self, node: int, reply: Message) -> None:
         if reply.has_error():
-            if reply.metadata.src_node_id == node:  # the SuperLink reports a node that died
-                self._refuse(node, _why(last_line(reply.error.reason)))
+            reason = reply.error.reason or ""
+            if flower.has_no_parts(reason):
+                self._refuse(node, "expected an answer that can be read, got one without its parts")
+            elif reply.metadata.src_node_id == node:  # the SuperLink reports a node that died
+                self._refuse(node, _why(last_line(reason)))
             return
         try:
             client, num_clients, layout, card = read_handshake(reply)

@@ -99,7 +99,7 @@ def finish(
         if client["status"] != metrics.OK:
             why = "; ".join(client[key] for key in ("status", "repair") if client.get(key))
             if method.hides_clients:
-                why = why.partition(", got ")[0]  # the client's numbers are private
+                why = why.partition(", got ")[0]  # a client's numbers follow it, and are private
             level = (
                 logging.INFO
                 if isinstance(outcomes[client["client"]], (Late, NotSummed))

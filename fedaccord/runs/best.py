@@ -22,7 +22,8 @@ ENDS = (WORST, BROADCAST)  # of names of metrics
 
 class Best:
     """The model of the round with the best value of the metric ``keep-best``; of equal ones the
-    first. Round 0 does not count."""
+    first. Round 0 does not count. Without the setting it is the one that an earlier part of the run
+    kept, if any."""
 
     def __init__(self, config: RunConfig, metrics: str = "") -> None:
         """metrics: the names of those that are measured beside the loss; empty: not known.
@@ -31,6 +32,10 @@ class Best:
         is not measured with these settings.
         """
         metric = self.metric = config.keep_best
+        self._kept: dict[str, Any] = {}  # its facts; empty: no model yet
+        self._vector: Tensor | None = None  # (d + d_b,), parameters and averaged buffers
+        if not metric:
+            return
         choices = [
             name for name, column in METRIC.items() if column.better and name != "train-loss"
         ]
@@ -46,12 +51,12 @@ class Best:
                 "keep-best: expected an evaluated metric, e.g. test-accuracy or client-loss, got "
                 f"{metric!r}{near}; `fedaccord run --list-columns` lists them"
             )
-        self.number, self.value = 0, math.nan
-        self._vector: Tensor | None = None  # (d + d_b,), parameters and averaged buffers
         self.check(config, metrics)
 
     def check(self, config: RunConfig, metrics: str) -> None:
         """Raises ValueError, in one line, if the run does not measure the metric."""
+        if not self.metric:
+            return
         if needs := _needs(config, self.metric, metrics):
             raise ValueError(
                 f"keep-best: expected a metric that this run measures, got {self.metric!r}: choose "
@@ -63,18 +68,22 @@ class Best:
 
         Raises ValueError before round 1 if the run does not measure the metric.
         """
+        if not self.metric:
+            return False
         value = round.metrics.get(self.metric, math.nan)
         if round.number == 0:
             self._check_measured(round)
             return False
         if not math.isfinite(value):
             return False
-        if self.number and best(self.metric)([self.value, value]) == self.value:
+        before = self._kept.get("value")
+        if before is not None and best(self.metric)([before, value]) == before:
             return False
         s = round.state
         w = session.method.averaged_output(s.w, s.server)
         vector = w if s.buffers is None else torch.cat([w, s.buffers])
-        self.number, self.value, self._vector = round.number, value, vector.to("cpu", copy=True)
+        self._vector = vector.to("cpu", copy=True)
+        self._kept = {"file": BEST, "metric": self.metric, "round": round.number, "value": value}
         return True
 
     def _check_measured(self, round: Round) -> None:
@@ -94,19 +103,17 @@ class Best:
 
     def facts(self) -> dict[str, Any]:
         """Its entry in the summary and a checkpoint, in JSON's types; empty: no model yet."""
-        if not self.number:
-            return {}
-        return {"file": BEST, "metric": self.metric, "round": self.number, "value": self.value}
+        return self._kept
 
     def tensors(self) -> dict[str, Tensor]:
         """Its tensors in a checkpoint."""
-        return {} if self._vector is None else {f"best.{self.number}": self._vector}
+        return {} if self._vector is None else {f"best.{self._kept['round']}": self._vector}
 
     def restore(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Restore it from a checkpoint with the same metric."""
-        if facts.get("metric") == self.metric:
-            self.number, self.value = facts["round"], facts["value"]
-            self._vector = tensors[f"best.{self.number}"].clone()
+        """Restore it from a checkpoint with the same metric, or of any if this part of the run has
+        none."""
+        if facts and self.metric in ("", facts["metric"]):
+            self._kept, self._vector = {**facts}, tensors[f"best.{facts['round']}"].clone()
 
 
 def _needs(config: RunConfig, metric: str, metrics: str) -> str:

@@ -56,7 +56,7 @@ class Logbook(Book):
         the clients are in this process or its workers. metrics: as of `Best`.
         """
         self.config, self._data = config, named_contents.of_run(config, data)
-        self.best = Best(config, metrics) if config.keep_best else None
+        self.best = Best(config, metrics)
         self._begun: Checkpoint | None = None  # what the run resumes from
         if config.resume:
             self._resume(used, at, in_process)
@@ -120,14 +120,13 @@ class Logbook(Book):
         self._session = session
         if self._begun is None:
             return None
-        begun_with = self._begun.facts["settings"].get("keep-best")
-        if self.best:
-            self.best.restore(self._begun.facts.get("best", {}), self._begun.server)
-            if begun_with != self.best.metric:
-                text = "resume: keep-best=%s keeps the best model of the rounds from now on"
-                log.warning(text, self.best.metric)
-        elif begun_with:
-            log.warning("resume: without keep-best=%s the best model stays as it is", begun_with)
+        now, before = self.best.metric, self._begun.facts["settings"].get("keep-best")
+        kept = self._begun.facts.get("best", {})
+        self.best.restore(kept, self._begun.server)
+        if before and not now:
+            log.warning("resume: without keep-best=%s the best model stays as it is", before)
+        elif now and now != kept.get("metric", before):
+            log.warning("resume: keep-best=%s keeps the best model of the rounds from now on", now)
         state, self._begun = restore(session, self._begun), None
         if state.privacy and session.is_deployed:
             releases = _releases(self.directory.path, state.privacy.releases)
@@ -181,9 +180,8 @@ class Logbook(Book):
         if s is None or session is None or s.t == self._saved:
             return
         server, facts = pack(s)
-        if self.best:
-            server |= self.best.tensors()
-            facts["best"] = self.best.facts()
+        server |= self.best.tensors()
+        facts["best"] = self.best.facts()
         facts |= {
             "federation": self.federation,
             "settings": in_use(self.config) | {"num-clients": s.num_clients},

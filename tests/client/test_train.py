@@ -259,7 +259,7 @@ def test_rates_that_fall_within_the_round_need_the_number_of_steps() -> None:
         train(message(half=half, local_steps=2), iter(batches(4, 4))),
     )
     assert torch.equal(up, same)
-    line = "lr-schedule=linear: expected 3 batches, as the data said, got 2"
+    line = "lr-schedule=linear: expected as many batches as the data said, got 2 of 3"
 
     class Longer(list[Any]):
         def __len__(self) -> int:

@@ -35,6 +35,7 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 from fedaccord.compat import uploads
 from fedaccord.federation.message_fleet import MessageFleet
 from fedaccord.federation.polls import Polls
+from fedaccord.federation.roster import Roster
 
 REQUEST = httpx.Request("POST", "http://127.0.0.1")
 
@@ -216,7 +217,9 @@ def upload_damaged(link: SuperLink, message: Message) -> None:
         assert link.state.store_object(link.run_id, session, name, content)
 
 
-def test_a_reply_that_flower_cannot_decode_ends_no_run(link: SuperLink, grid: HttpGrid) -> None:
+def test_a_reply_that_flower_cannot_decode_ends_no_run(
+    link: SuperLink, grid: HttpGrid, caplog: pytest.LogCaptureFixture
+) -> None:
     bad, good = sent(link, grid)
     ids = [bad.metadata.message_id, good.metadata.message_id]
     upload_damaged(link, bad)
@@ -225,6 +228,28 @@ def test_a_reply_that_flower_cannot_decode_ends_no_run(link: SuperLink, grid: Ht
     (reply,) = uploads.pull_messages(grid, ids[:1])
     assert reply.has_error()
     assert reply.metadata.reply_to_message_id == ids[0]
+    (line,) = [line for line in caplog.messages if "cannot be read" in line]
+    assert line.startswith("a reply cannot be read (")
+
+
+def test_a_node_whose_handshake_cannot_be_decoded_is_asked_once(
+    link: SuperLink, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roster, pushed, push = Roster(lambda: 0.0), list[Message](), grid.push_messages
+
+    def answered(messages: Any) -> list[str]:
+        messages = [*messages]
+        ids = [*push(messages)]
+        upload_damaged(link, messages[0])
+        pushed.extend(messages)
+        return ids
+
+    monkeypatch.setattr(grid, "push_messages", answered)
+    link.state.deactivate_node(link.nodes[1])
+    for _ in range(4):
+        roster.update(grid)
+    assert [message.metadata.dst_node_id for message in pushed] == link.nodes[:1]
+    assert [*roster.refused] == link.nodes[:1]
 
 
 def test_a_round_ends_at_its_timeout_with_the_replies_that_are_complete(

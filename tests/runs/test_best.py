@@ -104,11 +104,17 @@ def test_a_full_disk_at_a_resume_leaves_the_best_model(
 
 def test_a_run_that_resumes_without_the_metric_keeps_the_file(tmp_path: Path) -> None:
     path = federate(tmp_path, 2, name="x", **{"keep-best": "test-accuracy"})
-    before = (path / BEST).read_bytes()
+    before, value = (path / BEST).read_bytes(), kept(path)["value"]
     result = success(invoke("resume", path, "num-server-rounds=3", "keep-best="))
     assert "resume: without keep-best=test-accuracy the best model stays" in result.stderr
     assert (path / BEST).read_bytes() == before
+    success(invoke("evaluate", path, "--best"))
     assert "without keep-best" not in invoke("resume", path, "num-server-rounds=4").stderr
+    assert kept(path)["round"] <= 2
+    result = success(invoke("resume", path, "num-server-rounds=5", "keep-best=test-accuracy"))
+    assert "from now on" not in result.stderr
+    assert (path / BEST).exists()
+    assert kept(path)["value"] >= value
 
 
 def test_a_value_of_another_metric_is_not_restored() -> None:

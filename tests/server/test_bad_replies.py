@@ -208,7 +208,7 @@ REST: dict[str, tuple[Spoil, str]] = {
     "a list of steps": (number("steps", [2] * 10**5), STEPS),
     "more steps than samples": (
         number("steps", 25),
-        "an integer from 1 to 24 (local-epochs times num-examples), got 25",
+        "at most local-epochs times num-examples, got 25 beside 24",
     ),
     "no steps": (with_metrics("steps"), "with num-examples, steps, train-loss"),
     **{
