@@ -124,12 +124,12 @@ def write(
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():  # a rename does not replace it
             raise IsADirectoryError(f"{path} is a folder: remove it")
-        part.mkdir()
+        part.mkdir(0o700)
         usual, file = part / "usual", part / path.name
         usual.touch()
         save_file(tensors, file, metadata=metadata)
-        if not private:
-            file.chmod(usual.stat().st_mode)  # safetensors lets only the owner read
+        # the mode that safetensors writes differs between its versions
+        file.chmod(0o600 if private else usual.stat().st_mode)
         file.replace(path)
     except (OSError, SafetensorError) as error:
         raise ValueError(

@@ -202,6 +202,25 @@ def test_a_users_own_data_has_one_copy_which_its_owner_alone_may_read(
     assert cached("npz", files[0]) is not None
 
 
+def test_its_copy_is_private_whatever_mode_safetensors_writes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier versions than 0.8 let everyone read a file."""
+    save = cache.save_file
+
+    def saved(tensors: Any, file: Path, **more: Any) -> None:
+        save(tensors, file, **more)
+        file.chmod(0o644)
+        assert file.parent.stat().st_mode & 0o777 == 0o700
+
+    monkeypatch.setattr(cache, "save_file", saved)
+    x, y = np.ones((4, 3), np.float32), np.arange(4) % 2
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    load("npz", str(tmp_path / "a.npz"))
+    (copy,) = folder.iterdir()
+    assert copy.stat().st_mode & 0o777 == 0o600
+
+
 def copied_records(folder: Path) -> dict[str, set[bytes]]:
     """The texts in bytes of each cache file."""
     copies = {file.name: load_file(file) for file in folder.iterdir()}
