@@ -136,7 +136,6 @@ class CohortSolver:
         self.layers = known_layers(model, loss, precision)
         self.graphs = graphs_of(model, loss, precision)
         self._forward = torch.vmap(self._forward_one)
-        self._tried = self.layers is not None  # whether a pass draws NumPy's or Python's numbers
 
     def __call__(self, w_i0: Vector, direction: Direction, hook: GradientHook) -> Solution:
         self.model.unsaved.reset()
@@ -175,7 +174,6 @@ class CohortSolver:
         views = self.model.views
         if self.layers is not None and self.layers.takes(inputs, targets, many=True):
             return self.layers.gradient(inputs, targets, views(point), views(g))
-        states = [] if self._tried else states_of(OTHERS)
         is_new = self.model.in_stacks is None
         own = self._own_gradient(inputs, targets, point) if is_new else None
         with torch.enable_grad():
@@ -185,6 +183,7 @@ class CohortSolver:
                     recorded = self.graphs.gradient(inputs, targets, point, g)
                     if recorded is not None:
                         return recorded
+                states = [] if self.layers is not None else states_of(OTHERS)
                 losses = self._losses(self._predictions(leaves, inputs).to(g.dtype), targets)
                 gradients = torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
             except (RuntimeError, ValueError) as error:  # of vmap, and of an `OwnLoss`
@@ -193,7 +192,6 @@ class CohortSolver:
                     f"{type(self.model.module).__name__}: {str(error).splitlines()[0]}; "
                     "train its clients one at a time"
                 ) from error
-        self._tried = True
         if drawn_from(states):  # one draw for all clients; vmap itself refuses those of PyTorch
             raise NotImplementedError(
                 "expected a model and a loss without random numbers, got "

@@ -1,9 +1,11 @@
 """n clients in one call take the steps that each of them takes alone."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -263,6 +265,21 @@ def test_random_numbers_are_refused_and_none_is_drawn() -> None:
     with pytest.raises(NotImplementedError, match=r"got Sequential: .*random.*one at a time"):
         cohort(model, [data[0][:1], data[3][:1]])  # of 4 and 2 samples: predictions are compared
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("draw", [np.random.rand, random.random], ids=["numpy", "python"])
+def test_so_are_those_that_only_later_steps_draw(draw: Callable[[], float]) -> None:
+    """All clients would have one draw."""
+    passes: list[int] = []
+
+    class Later(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            passes.append(len(passes))
+            return super().forward(x) + (draw() if len(passes) > 5 else 0.0)
+
+    with pytest.raises(NotImplementedError, match="without random numbers, got Later, where NumPy"):
+        cohort(FlatModel(Later(3, 3), dtype=FLOAT64), batches())
+    assert len(passes) == 6
 
 
 class Halting(nn.Linear):
