@@ -270,6 +270,8 @@ def _warn_if_unseen(name: str, y_train: Tensor, top: int) -> None:
 
 def _targets(y: Tensor) -> Tensor:
     """Labels as int64; numbers to predict as (n, outputs) float32."""
+    if y.is_complex():
+        raise ValueError(f"expected classes or real numbers as targets, got {y.dtype}")
     return y.float().reshape(len(y), y.shape[1:].numel()) if y.is_floating_point() else y.long()
 
 

@@ -50,6 +50,10 @@ class BatchFormat:
                 f"batch: expected targets (n, ...) in a tensor, got {describe(targets)} from "
                 f"{describe(batch)}"
             )
+        if targets.is_complex():
+            raise ValueError(
+                f"batch: expected classes or real numbers as targets, got {targets.dtype}"
+            )
         return batch if self.forward else self._inputs(batch), targets
 
     def _inputs(self, batch: Batch) -> Any:

@@ -340,6 +340,10 @@ def test_an_image_of_a_palette_has_its_colours(monkeypatch: pytest.MonkeyPatch) 
             {"train": (X, np.array([[0, 1], [1, 255]] * 2)), "classes": 2},
             "labels below classes=2, .*, got 255; mark labels that do not count by -100$",
         ),
+        (
+            {"train": (X, torch.from_numpy(Y).cfloat())},
+            "classes or real numbers as targets, got torch.complex64$",
+        ),
         ((pd.DataFrame(X), pd.DataFrame(X)), r"one table: return \(table\[features\], table\["),
     ],
 )

@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from fedaccord import run, simulate
 from fedaccord.config import default, keys
@@ -352,12 +353,19 @@ def test_a_module_is_left_as_it_was() -> None:
     assert not module.training
 
 
-def test_complex_targets_are_refused() -> None:
+@pytest.mark.parametrize(
+    "form",
+    [lambda *parts: parts, TensorDataset, lambda *parts: lambda generator: [parts]],
+    ids=["tensors", "Dataset", "function"],
+)
+def test_complex_targets_are_refused(form: Any) -> None:
     x, y = torch.randn(6, 3), torch.arange(6) % 3
-    line = "expected classes or real numbers as targets, got torch.complex64"
+    real, wrong = form(x, y), form(x, y.cfloat())
+    line = "(batch: )?expected classes or real numbers as targets, got torch.complex64"
     for clients, test, what in (
-        ([(x, y), (x, y.cfloat())], (x, y), "clients: client 1"),
-        ([(x, y)], [(x, y.cfloat())], "test of client 0"),
+        ([wrong], real, "clients: client 0"),
+        ([real, wrong], real, "clients: client 1"),
+        ([real], [wrong], "test of client 0"),
     ):
         with pytest.raises(ValueError, match=f"^{what}: {line}$"):
             simulate("fedavg", clients=clients, test=test, model=nn.Linear(3, 3), rounds=1)
