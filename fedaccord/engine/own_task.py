@@ -73,9 +73,10 @@ def own_task(
     _, targets = task.example(1, dtype_of(settings.precision))
     task.loss = loss_of(loss, targets)
     _check_targets(forms, task.loss)
-    task.model(settings)
-    if isinstance(model, nn.Module):
-        warn_of_views(model, model.parameters())  # the copies that train have none
+    flat = task.model(settings)
+    if isinstance(model, nn.Module):  # the copies that train have no views
+        trained = {*flat.names, *flat.local_names}
+        warn_of_views(model, [p for name, p in model.named_parameters() if name in trained])
     select(task.metrics, of_classes=not targets.is_floating_point())
     return task
 

@@ -371,18 +371,28 @@ def test_complex_targets_are_refused(form: Any) -> None:
             simulate("fedavg", clients=clients, test=test, model=nn.Linear(3, 3), rounds=1)
 
 
+class Turned(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(5, 1)
+        self.t = self.weight.detach().t()
+
+
 def test_a_view_of_a_weight_is_a_warning(flower_log: list[logging.LogRecord]) -> None:
     """The copy that trains has none, and would not say so."""
-
-    class Turned(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(5, 1)
-            self.t = self.weight.detach().t()
-
     history(model=Turned())
     assert [record.getMessage().partition(";")[0] for record in flower_log] == [
         "model: t is a view of a weight and does not follow its training"
     ]
+
+
+@pytest.mark.parametrize("frozen_parameters", ["", "weight"])
+def test_a_view_of_a_frozen_weight_is_none(
+    frozen_parameters: str, flower_log: list[logging.LogRecord]
+) -> None:
+    model = Turned()
+    model.weight.requires_grad_(bool(frozen_parameters))
+    history(model=model, frozen_parameters=frozen_parameters)
+    assert not flower_log
 
 
 def test_the_clients_tensors_are_left_as_they_were() -> None:
