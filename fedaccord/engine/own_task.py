@@ -42,12 +42,13 @@ def own_task(
 ) -> Task:
     """Raises ValueError, in one line, for invalid samples, and for a model that does not fit."""
     evaluation = config.strategy.evaluation
-    if evaluation != "server" and test is None:
+    by_clients = evaluation != "server" and config.strategy.fraction_evaluate > 0
+    if (by_clients or evaluation == "both") and test is None:
         raise ValueError(
             f"test: expected samples, as evaluation={evaluation}, got none; give test=(x, y), or "
             "test=[...] with the samples of each client"
         )
-    clients_evaluate = evaluation != "server" or config.strategy.has_personal
+    clients_evaluate = by_clients or (evaluation == "server" and config.strategy.has_personal)
     if isinstance(model, str):  # a module gets its inputs as they are
         clients, test = [*map(_with_long_ids, clients)], _with_long_ids(test)
     forms: dict[str, Tensor] = {}

@@ -512,6 +512,12 @@ def test_clients_that_evaluate_need_test_samples(evaluation: str) -> None:
         simulate("fedavg", clients=[(x, y)], model=nn.Linear(4, 3), evaluation=evaluation)
 
 
+@pytest.mark.parametrize("test", [None, shuffled(TEST)], ids=["none", "function"])
+def test_clients_that_never_evaluate_need_no_test_samples(test: Any) -> None:
+    result = history(CLIENTS, test=test, evaluation="clients", fraction_evaluate=0)
+    assert math.isfinite(result.metrics["train-loss"].iloc[-1])
+
+
 def test_test_labels_that_the_model_has_no_output_for_are_refused() -> None:
     x, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
     with pytest.raises(ValueError, match=r"^test: expected labels below 3, the model's .* got 7$"):
