@@ -14,7 +14,7 @@ from fedaccord.core.named import call_unchanged
 from fedaccord.data.samples import IGNORED, negative
 from fedaccord.data.seeding import seeded
 from fedaccord.task import batches
-from fedaccord.task.batches import describe
+from fedaccord.task.batches import BatchFormat, describe
 from fedaccord.task.clients import Clients
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.losses import LOSSES, OwnLoss, mean_squared_error, sequence_cross_entropy
@@ -134,29 +134,31 @@ def check_metrics(predictions: Tensor, targets: Tensor, chosen: Mapping[str, Met
             log.warning("metrics: %s is NaN for predictions of the untrained model", name)
 
 
-def check_labels(clients: Any, test: Any, predictions: Tensor, loss: Loss) -> None:
+def check_labels(
+    clients: Any, test: Any, predictions: Tensor, loss: Loss, form: BatchFormat
+) -> None:
     """Raise ValueError, in one line, for labels without an output.
 
-    clients, test: of a task. predictions: of samples, as of `check_fit`. The samples of a data set
-    that was divided are not checked, nor samples that would have to be read.
+    clients, test, form: of a task. predictions: of samples, as of `check_fit`. The samples of a
+    data set that was divided are not checked, nor samples that would have to be read.
     """
     if predictions.ndim < 2:
         return
     outputs = predictions.shape[1 if loss is F.cross_entropy else -1]
     for what, rows, labels in _every_labels(clients, test, loss):
-        if labels.max() >= outputs and _is_returned(rows, labels, labels.max()):
+        if labels.max() >= outputs and _is_returned(rows, labels, labels.max(), form):
             raise ValueError(
                 f"{what}: expected labels below {outputs}, the model's outputs, got {labels.max()}"
             )
 
 
-def check_from_zero(clients: Any, test: Any, loss: Loss) -> None:
+def check_from_zero(clients: Any, test: Any, loss: Loss, form: BatchFormat) -> None:
     """Raise ValueError, in one line, for labels below 0, except the ignored one.
 
     Arguments and checked samples as in `check_labels`.
     """
     for what, rows, labels in _every_labels(clients, test, loss):
-        if len(wrong := negative(labels)) and _is_returned(rows, labels, wrong.min()):
+        if len(wrong := negative(labels)) and _is_returned(rows, labels, wrong.min(), form):
             raise ValueError(
                 f"{what}: expected labels from 0 on, got {wrong.min()}; number the classes "
                 f"0, 1, ..., and mark ignored targets by {IGNORED}"
@@ -171,14 +173,14 @@ def _every_labels(clients: Any, test: Any, loss: Loss) -> Iterator[tuple[str, An
                 yield what, rows, labels
 
 
-def _is_returned(rows: Any, labels: Any, wrong: Any) -> bool:
+def _is_returned(rows: Any, labels: Any, wrong: Any, form: BatchFormat) -> bool:
     """Whether samples have the label ``wrong`` of those that they store: a Dataset's own
     `__getitem__` may return another."""
     if tensors_of(rows) or not isinstance(rows, DatasetSource):
         return True
     first = torch.as_tensor(labels == wrong).nonzero()[0]
-    batch = next(rows.only(first).batches(0))
-    return isinstance(batch, tuple | list) and bool((batch[-1] == wrong).all())
+    _, targets = form.split(next(rows.only(first).batches(0)))
+    return bool((targets == wrong).all())
 
 
 def every_part(clients: Any, test: Any) -> Iterator[tuple[str, Any]]:

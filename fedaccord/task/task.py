@@ -136,7 +136,7 @@ class Task:
         arguments = {} if targets.is_floating_point() else self.card.get("arguments", {})
         classes = arguments.get("classes")
         test = self.test if self.num_tests else None
-        check_from_zero(self.clients, test, self.loss)
+        check_from_zero(self.clients, test, self.loss, self.format)
         before = {name for name, _ in model.module.named_parameters()}
         predictions = check_fit(model, inputs, targets, self.loss, classes, precision)
         if later := [n for n, _ in model.module.named_parameters() if n not in before]:
@@ -148,7 +148,7 @@ class Task:
         if self.num_tests:
             chosen = select(self.metrics, of_classes=not targets.is_floating_point())
             check_metrics(predictions, targets.to(predictions.device), chosen)
-        check_labels(self.clients, test, predictions, self.loss)
+        check_labels(self.clients, test, predictions, self.loss, self.format)
 
     def fresh_model(self, settings: ModelSettings, device: torch.device | str) -> FlatModel:
         """A new model with the initial values."""

@@ -728,14 +728,22 @@ class Remainders(Dataset[Any]):
         return self.x[i], self.targets[i] % self.classes
 
 
+class Named(Remainders):
+    """In dicts, as those of Flower Datasets."""
+
+    def __getitem__(self, i: int) -> Any:
+        return dict(zip(("img", "label"), super().__getitem__(i), strict=True))
+
+
 def test_samples_are_those_that_a_dataset_returns_not_those_that_it_stores() -> None:
     x, y = torch.randn(6, 4), torch.arange(6) - 1
     missing = torch.where(x > 0, x, math.nan)
-    for rows in (Parity(missing, y), Remainders(x, y, 2)):
+    for rows in (Parity(missing, y), Remainders(x, y, 2), Named(x, y, 2)):
         simulate("fedavg", clients=[rows] * 2, test=rows, model=nn.Linear(4, 2), rounds=1)
     line = r"^clients: client 0: expected labels below 2, the model's outputs, got 5$"
-    with pytest.raises(ValueError, match=line):
-        simulate("fedavg", clients=[Remainders(x, y + 1, 9)], model=nn.Linear(4, 2), rounds=1)
+    for kind in (Remainders, Named):
+        with pytest.raises(ValueError, match=line):
+            simulate("fedavg", clients=[kind(x, y + 1, 9)], model=nn.Linear(4, 2), rounds=1)
 
 
 def test_what_no_copy_or_no_second_pass_survives_is_refused() -> None:
