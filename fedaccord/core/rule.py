@@ -155,8 +155,9 @@ class LocalRule(Registered):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The fields of `sends` that are models; the others are changes, duals or the like."""
-        return ("w",)
+        """The fields of `sends` that are models, by default w if there is one; the others are
+        changes, duals or the like."""
+        return tuple(name for name in ("w",) if name in self.sends._fields)
 
     @property
     def needs_w_init(self) -> bool:

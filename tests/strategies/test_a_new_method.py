@@ -460,6 +460,39 @@ def test_the_number_of_steps_is_known_before_the_first_one() -> None:
         seen.clear()
 
 
+class Change(NamedTuple):
+    delta: Tensor
+
+
+def test_an_upload_without_a_model_is_averaged() -> None:
+    """The change of the model in place of the model."""
+
+    @dataclass(frozen=True)
+    class ChangeClient(LocalRule):
+        sends = Change
+
+        def upload(self, w_K: Tensor, down: Any, state: Any, result: Any) -> Any:
+            return Change(w_K - down.w)
+
+    class SendsChanges(FederatedStrategy):
+        def rule(self) -> LocalRule:
+            return ChangeClient()
+
+        def aggregate(self, w: Tensor, ups: Any, state: Any, cohort: Cohort) -> Any:
+            return w + cohort.mean(ups.delta), state
+
+    assert ChangeClient().models == ()
+    settings: dict[str, Any] = {"precision": "float64", "local_steps": 2, "fraction_train": 1.0}
+    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(3)]
+    model = nn.Linear(3, 1)
+    changes, models = (
+        simulate(kind(**settings), clients=data, model=model, rounds=2)
+        for kind in (SendsChanges, FedAvg)
+    )
+    for name, value in models.model.items():
+        torch.testing.assert_close(changes.model[name], value, rtol=0, atol=1e-12)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_the_whole_suite_passes_with_it(copy: Path) -> None:
