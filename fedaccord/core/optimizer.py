@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from fedaccord.core import named
-from fedaccord.core.options import option
+from fedaccord.core.options import option, options
 from fedaccord.core.rule import LocalConfig, Registered, Stateless
 from fedaccord.core.vectors import Vector, sum_dtype, to_device
 
@@ -289,6 +289,10 @@ def made(name: str) -> Optimizer:
             "optimizer: expected a subclass of Optimizer, or a function without arguments that "
             f"returns an object of one, {name} returned a {type(own).__name__}"
         )
+    try:
+        options(type(own))
+    except TypeError as error:
+        raise ValueError(f"optimizer: {error}") from None
     return own
 
 

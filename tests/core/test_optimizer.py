@@ -208,6 +208,27 @@ def test_a_setting_that_names_no_optimiser_is_one_line(setting: str, line: str) 
         RunConfig.make({"optimizer": setting})
 
 
+@pytest.mark.parametrize("key", ["optimizer", "diloco.inner"])
+def test_an_option_of_an_optimiser_of_another_type_is_one_line(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its default, 1, is no float."""
+    (tmp_path / "integer_eps.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedaccord.core import option\n"
+        "from fedaccord.core.optimizer import Optimizer\n\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Wrong(Optimizer):\n"
+        "    eps: float = option(1, 'added')\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "integer_eps", raising=False)
+    algo = {"algo": "diloco"} if key == "diloco.inner" else {}
+    with pytest.raises(ValueError, match=r"^optimizer: Wrong\.eps: expected a float.* and 1$"):
+        RunConfig.make({key: "integer_eps:Wrong"} | algo)
+
+
 def test_kept_vectors_of_ones_own_make_of_T_rounds_one_run(mine: Any) -> None:
     many, one = (
         S.FedAvg(local_optimizer=mine.Adagrad(), **settings(state=state, local_steps=steps, lr=LR))
