@@ -37,6 +37,9 @@ class ServerHalf(Protocol):
     def weighting(self) -> str: ...
 
     @property
+    def is_buffered(self) -> bool: ...  # replies may be to earlier models
+
+    @property
     def seed(self) -> int: ...
 
     @property

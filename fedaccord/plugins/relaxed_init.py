@@ -115,7 +115,8 @@ class RelaxedInit(PlugIn):
                 "buffered rounds buffer-size)"
             )
         if share < 1 and self.beta > 0 and method.has_duals and not self.moves_anchor:
-            better = "leave it out" if method.fixed_anchor else "set relaxed-init.center=start"
+            fixed = method.fixed_anchor or method.is_buffered
+            better = "leave it out" if fixed else "set relaxed-init.center=start"
             return (
                 f"relaxed-init.beta: the duals of {type(method).__name__} sum up the jumps of the "
                 f"start, and grow at any beta unless all clients train; {better}"

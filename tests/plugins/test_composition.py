@@ -400,11 +400,15 @@ def test_under_gossip_all_clients_train(caplog: pytest.LogCaptureFixture) -> Non
     assert "of the clients in a step" not in caplog.text
 
 
+BUFFERED: dict[str, Any] = {"schedule": "buffered", "concurrency": 4}
+
+
 @pytest.mark.parametrize(
     ("kind", "center", "share", "line"),
     [
         (S.FedDyn, "server", 0.5, "duals of FedDyn .* set relaxed-init.center=start$"),
         (S.FedADMM, "server", 0.5, "duals of FedADMM .* set relaxed-init.center=start$"),
+        (partial(S.FedDyn, **BUFFERED), "server", 0.5, "duals of FedDyn .* leave it out$"),
         (S.FedDyn, "start", 0.5, "^$"),
         (S.FedDyn, "server", 1.0, "^$"),
         (S.AFedPD, "server", 0.5, "duals of AFedPD .* leave it out$"),
