@@ -15,6 +15,8 @@ FREE = ("records", "speed", "place")  # no number of a run depends on them
 LARGEST = (2 - 2**-23) * 2.0**127  # number that float32 holds: above it a step is inf
 AFFECTS = ("numbers", "rounds", *FREE)
 TYPES = {float: "a number", int: "an integer", str: "a string", bool: "true or false"}
+# how the names of files end
+FILES = (".py", ".npz", ".npy", ".csv", ".json", ".jsonl", ".toml", ".txt", ".pt", ".pth")
 _OPTIONS: "WeakKeyDictionary[type, tuple[dataclasses.Field[Any], ...]]" = WeakKeyDictionary()
 
 
@@ -223,9 +225,11 @@ def _indented(text: str) -> list[str]:
 def did_you_mean(word: str, names: Iterable[str], also: Container[str] = ()) -> str:
     """A suggestion for a word that is not among the known ones, in any case; may be empty.
 
-    also: other words, such as module:function, of which a user may have typed module.function.
+    also: other words, such as module:function, of which a user may have typed module.function; a
+    word that ends as the name of a file is none of these.
     """
-    if "." in word and (path := ":".join(word.rsplit(".", 1))) in also:
+    path = ":".join(word.rsplit(".", 1))
+    if "." in word and not word.lower().endswith(FILES) and path in also:
         return f" (did you mean {path!r}?)"
     by_lower = {name.lower(): name for name in names}
     match = difflib.get_close_matches(word.lower(), by_lower, n=1)

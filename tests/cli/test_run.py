@@ -160,6 +160,7 @@ def test_every_key_is_listed() -> None:
         ("dataset=cifar10", "set download=true"),
         ("dataset=mine.data", "got 'mine.data' (did you mean 'mine:data'?)"),
         ("model=mine.net", "got 'mine.net' (did you mean 'mine:net'?)"),
+        ("dataset=my.npz", "got 'my.npz' (did you mean 'npz'?)"),
         ("metrics=my.own.f1", "got 'my.own.f1' (did you mean 'my.own:f1'?)"),
         ("threads=100000", "threads: expected at most "),
         ("out-dir=/dev/null/runs", "out-dir: cannot write to"),
