@@ -222,6 +222,8 @@ class DisPFL(DFedAvg):
             )
         why = ": its clients send masks, whose norms say nothing, and train a part of the model"
         expect(self, "max-client-norm", [0], "with dispfl", why)
+        why = ": parameters that no mask has fall to 0 in its steps, above all in round 1"
+        expect(self, "max-update-norm", [0], "with dispfl", why)
 
     def rule(self) -> LocalRule:
         return DisPFLClient(self.density, self.prune, self.regrow)

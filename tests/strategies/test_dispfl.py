@@ -186,3 +186,5 @@ def test_several_gossip_steps_are_refused() -> None:
         S.DisPFL(plugins=(Gossip(steps=2),))
     with pytest.raises(ValueError, match="max-client-norm: expected 0 with dispfl, got 20: its"):
         S.DisPFL(max_client_norm=20.0)
+    with pytest.raises(ValueError, match="max-update-norm: expected 0 with dispfl, got 20: para"):
+        S.DisPFL(max_update_norm=20.0)
