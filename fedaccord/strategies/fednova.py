@@ -51,7 +51,8 @@ class FedNova(FederatedStrategy):
 
     def summary(self) -> None:
         super().summary()
-        if (self.max_client_norm or self.max_update_norm) and not self.local_steps:
+        are_bounded = self.local_steps or self.max_examples < type(self).max_examples
+        if (self.max_client_norm or self.max_update_norm) and not are_bounded:
             log.warning(
                 "fednova: the model's step grows with the steps that clients report, which only "
                 "max-examples bounds: set it to the most samples of a client, or set local-steps"

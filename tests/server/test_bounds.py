@@ -236,11 +236,13 @@ def test_an_update_of_a_node_counts_from_its_own_model() -> None:
         assert run.train_round().metrics["replies"] == C
 
 
-@pytest.mark.parametrize(("steps", "warned"), [(0, True), (5, False)])
+@pytest.mark.parametrize(
+    ("bounds", "warned"), [({}, True), ({"local_steps": 5}, False), ({"max_examples": 600}, False)]
+)
 def test_the_steps_that_clients_report_to_fednova_have_no_bound(
-    steps: int, warned: bool, warnings: list[str]
+    bounds: dict[str, int], warned: bool, warnings: list[str]
 ) -> None:
-    FedNova(local_steps=steps, max_client_norm=1.0).summary()
+    FedNova(**{"local_steps": 0} | bounds, max_client_norm=1.0).summary()
     FedNova().summary()
     assert sum(line.startswith("fednova: the model's step grows") for line in warnings) == warned
 
