@@ -16,8 +16,9 @@ class ClientState(NamedTuple):
 class OwnModelClient(LocalRule):
     """Keeps v_i, w^0 at first; ``buffers`` of its steps have ``v`` and ``first`` (..., d).
 
-    What stays at the client belongs to v_i: ``ends_at_v`` makes the pass at v the last one of a
-    step, after which running statistics are kept, and which moves local parameters.
+    ``ends_at_v``: what stays at the client belongs to v_i. The pass at v is then the last one of a
+    step, after which running statistics are kept, and which moves local parameters; without it that
+    is the pass at w.
     """
 
     ends_at_v: bool

@@ -8,15 +8,17 @@ Li, Hu, Beirami, Smith. ICML 2021, arXiv:2012.04221, Algorithm 1.
     server  w^{t+1} = w^t + server_lr (w_bar - w^t)
 
 When to use: if each client needs a model of its own beside FedAvg's, which stays the same bit for
-bit. v_i is the client's model: lam = 0 trains it alone, as `local` does, and a large lam keeps it
-near w^t. It stays on the client, which should return. Traffic is FedAvg's at twice the gradients.
+bit (without local-parameters). v_i is the client's model: lam = 0 trains it alone, as `local` does,
+and a large lam keeps it near w^t. It stays on the client, which should return. Traffic is FedAvg's
+at twice the gradients.
 
 Where we differ: v_i takes as many steps as w, on the same batches; the paper leaves both free. The
 two gradients are clipped separately, and weight decay acts on both. Keep lr lam below 1: the pull
 is a part of the step, which otherwise overshoots. The paper chooses lam for each client by its own
 held-out samples, among 0.1, 1 and 2, and uses 1 if there are too few; here it is one number. With
 relaxed-init.center = start v_i is pulled to the relaxed start, not to w^t. Parameters that stay at
-the client are v_i's: they follow its gradient, and w trains with them.
+the client are v_i's: they follow its gradient, and w trains with them. With buffers = mean they are
+w's, and w is FedAvg's.
 """
 
 from dataclasses import dataclass

@@ -35,7 +35,9 @@ global fixed point is biased.
 
 Where we differ: the paper does not say whether y and v use the same batch; here they do. Weight
 decay acts on y and v alike, and the two gradients are clipped separately. The paper's rho and lam
-are not known to us: the defaults are our own.
+are not known to us: the defaults are our own. Parameters that stay at the client are v_i's: they
+follow its gradient, and y trains with them, so that rho = 0 is no longer FedAvg. With buffers = mean
+they are y's.
 """  # noqa: E501 - the paper's title
 
 from dataclasses import dataclass

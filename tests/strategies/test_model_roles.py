@@ -208,6 +208,20 @@ def test_dittos_w_is_that_of_fedavg_to_the_bit(module: Any) -> None:
         assert one.model["1.num_batches_tracked"] == T * K
 
 
+@pytest.mark.parametrize(
+    ("buffers", "head", "is_equal"),
+    [("local", "", True), ("mean", "3.*", True), ("local", "3.*", False)],
+)
+def test_with_a_head_that_follows_v_dittos_w_is_another(
+    buffers: str, head: str, is_equal: bool
+) -> None:
+    torch.manual_seed(0)
+    layers = nn.Linear(D, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)
+    model, stays = nn.Sequential(*layers).double(), {"buffers": buffers, "local_parameters": head}
+    one, other = (run(name, model, half_square, **stays) for name in ("fedavg", "ditto"))
+    assert torch.equal(one.weights, other.weights) == is_equal
+
+
 @pytest.mark.parametrize("head", ["", "3.*"])
 @pytest.mark.parametrize(("name", "own"), [("ditto", {"lam": 0.0}), ("feddeper", {"rho": 0.0})])
 def test_what_stays_at_a_client_belongs_to_its_own_model(
