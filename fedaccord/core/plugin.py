@@ -156,9 +156,9 @@ class PlugIn(Registered):
         return type(self).mean is not PlugIn.mean
 
     @property
-    def is_sparse(self) -> bool:
-        """Whether most numbers of a decoded update are zero."""
-        return False
+    def sent_share(self) -> float:
+        """The share of an update's numbers that is sent; the others are decoded as zero."""
+        return 1.0
 
     @property
     def unmaskable(self) -> str:

@@ -110,11 +110,11 @@ class Compress(PlugIn):
 
     @property
     def is_off(self) -> bool:
-        return self.method == "none" or (self.is_sparse and self.share == 1)
+        return self.method == "none" or (self.method in SPARSE and self.share == 1)
 
     @property
-    def is_sparse(self) -> bool:
-        return self.method in SPARSE
+    def sent_share(self) -> float:
+        return self.share if self.method in SPARSE else 1.0
 
     def fit(self, method: ServerHalf) -> "Compress":
         super().fit(method)

@@ -79,10 +79,12 @@ class Robust(PlugIn):
         expect(method, "optimizer-state", OWN_STATES, beside, why)
         why = ": a plain mean of the buffers, which one client can spoil"
         expect(method, "buffers", OWN_BUFFERS, beside, why)
-        if self.rule != "krum" and any(plugin.is_sparse for plugin in in_use(method)):
+        cut = {"median": 1.0, "trimmed-mean": 2 * self.trim}.get(self.rule, 0.0)
+        sent = min((plugin.sent_share for plugin in in_use(method)), default=1.0)
+        if sent < 1 and cut >= sent / 2:
             raise ValueError(
-                f"robust.rule: expected krum with sparse uploads, got {self.rule!r}: most clients "
-                "send nothing of a coordinate, and it hardly moves"
+                f"robust.rule: expected krum with sparse uploads, got {self.rule!r}: it may cut "
+                "half or more of what clients send of a coordinate"
             )
         expect(method, "weighting", ["uniform"], beside, ": it counts clients equally")
         return self

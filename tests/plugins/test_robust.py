@@ -1,5 +1,6 @@
 """Robust means against their definitions in plain NumPy, and in a federation with a liar."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,28 @@ def test_where_it_does_not_fit_is_one_line(settings: dict[str, Any], line: str) 
         RunConfig.make({"robust.rule": "median"} | settings)
     assert str(error.value).startswith(line)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "trim", "share", "is_refused"),
+    [
+        ("trimmed-mean", 0.1, 0.6, False),
+        ("trimmed-mean", 0.1, 0.41, False),
+        ("trimmed-mean", 0.1, 0.4, True),
+        ("trimmed-mean", 0.2, 0.6, True),
+        ("trimmed-mean", 0.0, 0.1, False),
+        ("median", 0.1, 0.6, True),
+        ("krum", 0.1, 0.1, False),
+    ],
+)
+def test_less_than_half_of_sparse_uploads_is_cut(
+    rule: str, trim: float, share: float, is_refused: bool
+) -> None:
+    """A median of many clients does not move if they send 0.6 of the numbers, of either sign."""
+    settings = {"robust.rule": rule, "robust.trim": trim, "compress.share": share}
+    line = f"^robust.rule: expected krum with sparse uploads, got '{rule}': it may cut half or more"
+    with pytest.raises(ValueError, match=line) if is_refused else nullcontext():
+        RunConfig.make(settings | {"compress.method": "topk"})
 
 
 def test_by_default_there_is_none() -> None:
