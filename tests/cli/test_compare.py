@@ -282,6 +282,9 @@ def test_runs_that_evaluate_in_other_rounds_are_ranked_with_a_warning(tmp_path: 
     text = " ".join(success(invoke("compare", tmp_path)).stderr.split())
     assert "runs with eval-every=1, 3 are ranked together: the last 10 evaluations of one" in text
     assert not success(invoke("compare", tmp_path / "1")).stderr
+    assert not success(invoke("compare", tmp_path, "--at", "round=3")).stderr
+    page = tmp_path / "page.html"
+    assert not success(invoke("report", tmp_path, "--at", "round=3", "--out", page)).stderr
 
 
 def test_runs_of_different_losses_are_ranked_by_a_loss_with_a_warning(tmp_path: Path) -> None:

@@ -202,9 +202,16 @@ def test_a_renewal_after_an_upgrade_has_the_new_versions(tmp_path: Path) -> None
     new = folders.read_facts(path / "server")
     assert "deployment.toml" not in success(invoke("deploy", "renew", path)).stdout
     folders.write_facts(path, new._replace(versions=new.versions | {"flwr": "1.0.0"}))
+    config = path / "operator" / "config.toml"
+    config.write_text(own := config.read_text() + '\n[superlink.lab]\naddress = "lab:9093"\n')
     line = f"192.0.2.10: copy {folders.FACTS} to the server and to each device, and start.sh to"
     assert line in success(invoke("deploy", "renew", path)).stdout
     assert folders.read_facts(path / "server") == folders.read_facts(path / "device-0") == new
+    assert config.read_text() == own
+    success(invoke("deploy", "renew", path, "--host", "fed.example.org"))
+    links = tomllib.loads(config.read_text())["superlink"]
+    assert links["lab"] == {"address": "lab:9093"}
+    assert links["federation"]["address"].startswith("fed.example.org:")
 
 
 def test_a_server_without_its_facts_keeps_its_certificate(tmp_path: Path) -> None:

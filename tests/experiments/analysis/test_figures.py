@@ -55,6 +55,19 @@ def test_a_curve_is_of_the_same_runs_along_its_whole_line(last: str, tmp_path: P
     assert line["x"].is_monotonic_increasing
 
 
+@pytest.mark.parametrize("rows", [[0.1, 0.3], []])
+def test_a_run_without_a_row_yet_is_in_no_curve(rows: list[float], tmp_path: Path) -> None:
+    """As the second seed of a sweep that has just begun."""
+    for seed, values in enumerate((rows, [])):
+        path = write(tmp_path, values or [0.1], seed=seed)
+        file = path / "summary.json"
+        file.write_text(file.read_text().replace('"completed"', '"running"'))
+        if not values:
+            (path / "metrics.csv").unlink()
+    (group,) = groups_of([reader.read(path) for path in reader.find([tmp_path])])
+    assert len(figures.curve(group, "test-accuracy")) == len(rows)
+
+
 def test_smoothing_begins_after_the_untrained_model(tmp_path: Path) -> None:
     (group,) = groups_of([reader.read(write(tmp_path, [0.1, *[0.7] * 60]))])
     smooth = figures.curve(group, "test-accuracy")["smooth"]

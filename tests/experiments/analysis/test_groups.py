@@ -19,6 +19,7 @@ from fedaccord.experiments.analysis.groups import (
     several_contents,
 )
 from fedaccord.experiments.analysis.ranking import (
+    counted,
     final,
 )
 from fedaccord.experiments.analysis.table import summary, text
@@ -270,6 +271,7 @@ def test_an_interrupted_run_does_not_count_beside_completed_ones(tmp_path: Path)
             name = "test-accuracy-mean-of-last-10"
             assert after.rows[0][name] == before.rows[0][name]
             assert after.rows[0]["seeds"] == "3 (0, 1, 2), 1 interrupted"
+            assert counted(group) == {*paths}
     assert final(group, "test-accuracy").number == 3  # none is completed: all of them
 
 
