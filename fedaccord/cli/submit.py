@@ -88,7 +88,8 @@ def submit(
             warn(f"run {run} stopped: {ending.details}")
             run = None
         last = values["name"]
-        stop(f"the run stopped {times + 1} times; resume=true name={last} resumes it", 1)
+        again = f"resume=true name={last} resumes" if values["resume"] else f"name={last} restarts"
+        stop(f"the run stopped {times + 1} times; {again} it", 1)
     except KeyboardInterrupt as error:
         on = f"run {run} continues; flwr stop {run} {superlink} ends it"
         rest = on if run else "nothing runs"

@@ -106,6 +106,7 @@ def test_a_dry_run_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ),
         (("lenet", "--workers", "9999"), "--workers: expected at most "),
         (("lenet", "metrics=f1"), "got metrics=f1 evaluation=server: add accuracy to metrics"),
+        (("lenet", "metrics=top-5-accuracy"), "got metrics=top-5-accuracy evaluation=server: add"),
         (("lenet", "evaluation=clients"), "got metrics=accuracy evaluation=clients: add"),
         (("lenet", "--cells", "fedavgg/*"), "--cells: expected a name or pattern"),
         (("lenet", "--out", "x", "--page", "x.csv"), "--page: expected a Markdown file, beside"),

@@ -159,6 +159,12 @@ def test_the_last_run_is_the_one_that_can_be_resumed(flwr: Flwr) -> None:
     assert line.endswith("the run stopped 3 times; resume=true name=x-2 resumes it")
 
 
+def test_a_last_run_without_a_checkpoint_is_restarted(flwr: Flwr) -> None:
+    flwr.answers(*run(7, f"finished:failed|{KILLED}"), *run(8, f"finished:failed|{NO_CHECKPOINT}"))
+    line = invoke("submit", "lab", "name=x", "--resubmit", 1).stderr.splitlines()[-1]
+    assert line.endswith("the run stopped 2 times; name=x-2 restarts it")
+
+
 @pytest.mark.parametrize("times", [0, 2])
 def test_the_number_of_restarts_is_limited(flwr: Flwr, times: int) -> None:
     flwr.answers(*[*run(7, f"finished:failed|{KILLED}")] * 4)

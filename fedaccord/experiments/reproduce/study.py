@@ -85,7 +85,8 @@ class Study:
             run_config = study.configuration(cell).config
             run_config.strategy.check_clients(run_config.num_clients)
             names = run_config.task.metrics
-            if run_config.strategy.evaluation == "clients" or (names and "accuracy" not in names):
+            has = not names or "accuracy" in map(str.strip, names.split(","))
+            if run_config.strategy.evaluation == "clients" or not has:
                 raise ValueError(
                     "expected runs whose server measures the accuracy, as the tables have it, got "
                     f"metrics={names or 'accuracy'} evaluation={run_config.strategy.evaluation}: "

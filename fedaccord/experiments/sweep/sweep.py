@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import pandas as pd
 
 from fedaccord.experiments.analysis.costs import with_costs
 from fedaccord.experiments.analysis.groups import TEST, TRIALS, TUNE, Group
-from fedaccord.experiments.sweep import workers
+from fedaccord.experiments.sweep import space, workers
 from fedaccord.experiments.sweep.plan import Plan
 from fedaccord.experiments.sweep.search import Ask, budget, ranked, search
 from fedaccord.experiments.sweep.table import (
@@ -74,9 +75,10 @@ class Sweep:
             for folder in (self.folder, self.folder / ROWS):
                 for file in unfinished(folder):
                     file.unlink()
-            self.plan = self.plan.at(self.folder)
-            first = (self.plan.first(method) for method in self.plan.methods)
-            self.records = check_names(self.folder, first) | check_run(self.folder, self.plan)
+            plan = self.plan = self.plan.at(self.folder)
+            points = ((m, point) for m in plan.methods for point in space.corners(plan.of(m)))
+            corners = starmap(plan.configuration, points)
+            self.records = check_names(self.folder, corners) | check_run(self.folder, plan)
             forget_failures(self.folder)
             return self._run()
 

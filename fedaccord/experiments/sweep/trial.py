@@ -82,9 +82,10 @@ Records = dict[str, dict[str, Any]]  # files of a sweep's folder, written once a
 def check_names(folder: Path, configurations: Iterable[Configuration]) -> Records:
     """The defaults that the names of trials leave out, see `naming_defaults`.
 
-    configurations: of the sweep. Raises ValueError, in one line, if one of them has another default
-    than the trials of its method in the folder, which would be run again, or if a sweep would
-    replace files of something else.
+    configurations: of the sweep, with every value of its space. Raises ValueError, in one line, if
+    one of them has another default than the folder was begun with: its trials would be run again,
+    or get names that a later start does not find; and if a sweep would replace files of something
+    else.
     """
     file, usual = folder / DEFAULTS, naming_defaults(folder)
     rows = [*(folder / ROWS).glob("*.json")]
@@ -93,13 +94,12 @@ def check_names(folder: Path, configurations: Iterable[Configuration]) -> Record
             f"{folder}: expected a sweep of this version, got one of an earlier version, whose "
             "trials have other names and would be run again; choose another --out"
         )
-    methods = {*map(_method_of, rows)}
     for each in configurations:
-        used = config.in_use(each.config) if each.algo in methods else {}
+        used = config.in_use(each.config) if rows else {}
         for key in sorted((used.keys() & usual.keys()) - each.settings.keys()):
             if used[key] != usual[key]:
                 raise ValueError(
-                    f"{folder}: its trials used the default {key}={usual[key]}, which is now "
+                    f"{folder}: it was begun with the default {key}={usual[key]}, which is now "
                     f"{used[key]}; set it, or choose another --out"
                 )
     other = [name for name in (TRIALS, WINNERS, RUN) if (folder / name).exists()]
@@ -109,11 +109,6 @@ def check_names(folder: Path, configurations: Iterable[Configuration]) -> Record
             "sweep's and would be replaced; choose another --out"
         )
     return {DEFAULTS: usual}
-
-
-def _method_of(row: Path) -> str:
-    """The method of a row, by its name: see `Configuration.name` and `Job.file`."""
-    return row.name.rpartition("-seed")[0].rpartition("-")[0]
 
 
 def check_run(folder: Path, plan: Plan) -> Records:

@@ -315,13 +315,31 @@ def test_a_sweep_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) ->
         assert all(step.is_earlier for step in finish(plan, tmp_path))
         assert json.loads(defaults.read_text()) == before
     defaults.write_text(json.dumps(before | {"lr": 0.2}))
-    with pytest.raises(ValueError, match=r"used the default lr=0.2, which is now 0.1; set"):
+    with pytest.raises(ValueError, match=r"with the default lr=0.2, which is now 0.1; set"):
         finish(plan, tmp_path)
     same = make({"algo": ["fedavg"]}, {"lr": 0.2})
     assert all(step.is_earlier for step in finish(same, tmp_path))
     defaults.unlink()
     with pytest.raises(ValueError, match=r"of an earlier version, .*; choose another --out$"):
         finish(plan, tmp_path)
+
+
+def test_a_new_method_or_value_with_another_default_is_refused_before_its_first_trial(
+    tmp_path: Path,
+) -> None:
+    """Else its trials had names that the next start would not find."""
+    finish(make({"algo": ["fedavg"]}), tmp_path)
+    defaults = tmp_path / DEFAULTS
+    before = json.loads(defaults.read_text())
+    defaults.write_text(json.dumps(before | {"fedprox.mu": 0.5, "adamw.beta1": 0.8}))
+    both, line = {"algo": ["fedavg", "fedprox"]}, r"fedprox.mu=0.5, which is now 0.1; set"
+    with pytest.raises(ValueError, match=line):
+        finish(make(both), tmp_path)
+    assert not [*(tmp_path / "rows").glob("fedprox-*")]
+    with pytest.raises(ValueError, match=r"adamw.beta1=0.8, which is now 0.9; set"):
+        finish(make({"algo": ["fedavg"], "optimizer": ["sgd", "adamw"]}), tmp_path)
+    finish(make(both, {"fedprox.mu": 0.1}), tmp_path)
+    assert all(step.is_earlier for step in finish(make(both, {"fedprox.mu": 0.1}), tmp_path))
 
 
 def test_a_sweep_resumes_if_defaults_have_changed_that_it_does_not_use(
