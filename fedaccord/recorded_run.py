@@ -15,8 +15,8 @@ from fedaccord.core.cost import upload_bytes
 from fedaccord.core.request import ModelSettings
 from fedaccord.core.rounds import RoundState, forget
 from fedaccord.core.vectors import Vector, is_finite, leaves
-from fedaccord.federation.clock import Clock
-from fedaccord.federation.device_profiles import NONE, Device, devices
+from fedaccord.federation.clock import Clock, simulated_devices
+from fedaccord.federation.device_profiles import NONE, Device
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.evaluation import check_tests
 from fedaccord.federation.fleet import IN_PROCESS, SIMULATED, Fleet
@@ -261,20 +261,6 @@ def run_of(
         more["evaluate"] = evaluate
         more["evaluate_output"] = evaluate_train if eval_train else None
     return Run(method, fleet, initial, num_rounds, **more)
-
-
-def simulated_devices(method: FederatedStrategy, num_clients: int) -> Sequence[Device]:
-    """The devices of a device profile.
-
-    Raises ValueError, in one line, if its file, or differential privacy, does not fit.
-    """
-    simulated = devices(method.device_profile, method.seed, num_clients)
-    if method.has_noisy_sums and any(device.active for device in simulated):
-        raise ValueError(
-            "device-profile: expected devices that are always available with dp, got active "
-            "times: a client that takes part decides when the next round begins, and with whom"
-        )
-    return simulated
 
 
 def loss_of(method: FederatedStrategy, task: Task) -> str:

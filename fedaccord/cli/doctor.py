@@ -236,8 +236,8 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
 def _check_start(settings: "RunConfig") -> None:
     """Raises ValueError or OSError, in one line, if `fedaccord run` refuses the workers, the file
     of devices or the run directory."""
+    from fedaccord.federation.clock import simulated_devices
     from fedaccord.federation.device_profiles import NONE
-    from fedaccord.recorded_run import simulated_devices
     from fedaccord.runs.logbook import check_directory
 
     threads.check_workers(settings.workers, settings.ray_address)

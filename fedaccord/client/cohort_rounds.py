@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fedaccord.client.train import CPU, DIVERGED, first_client_state
-from fedaccord.core.client_half import state_like
+from fedaccord.core.client_half import WithLocal, state_like
 from fedaccord.core.request import TrainReply, TrainRequest
 from fedaccord.core.rounds import client_round
 from fedaccord.core.vectors import (
@@ -39,9 +39,13 @@ def local_rounds(
     device = model.w.device
     clients = [request.instruction.client for request in requests]
     begun = [
-        first_client_state(request, model) if state is None else all_to_device(state, device)
+        first_client_state(request, model, state)
+        if state is None or request.instruction.accepted < -1
+        else all_to_device(state, device)
         for request, state in zip(requests, states, strict=True)
     ]
+    if instruction.half.keeps_local:  # no parts of these models stay at the clients
+        begun = [state.base for state in begun]
     batches = task.cohort_batches(
         clients,
         round=instruction.round,
@@ -65,6 +69,9 @@ def local_rounds(
     up = all_to_device(cohort_round.up, home)
     # copies of the rows, which do not keep the other rows alive; from a GPU as in `to_device`
     states = [map_vectors(_to_host, row(cohort_round.state, j)) for j in range(len(clients))]
+    if instruction.half.keeps_local:
+        local = model.initial_local.to(CPU, copy=True)
+        states = [WithLocal(state, local) for state in states]
     losses, w_K = each(cohort_round.result.loss), cohort_round.result.w_K
     trained = [
         TrainReply(row(up, j), task.num_examples(client), steps[j], losses[j])

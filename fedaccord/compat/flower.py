@@ -118,8 +118,8 @@ def is_dead_worker(reason: str) -> bool:
 
 # --- errors ---------------------------------------------------------------------------------------
 
-# a client's exception as text: Flower puts its message inside its class name, and in a simulation
-# also inside the text of its own exception; no field has the message alone
+# a client's exception as text: Flower writes its class, then its message, as <class 'X'>:<'...'>,
+# and in a simulation this inside the text of its own exception; no field has the message alone
 _RAISED = re.compile(r"^(<class '[\w.]+'>:<')?(Exception ClientAppException occurred\. Message: )?")
 
 

@@ -249,7 +249,7 @@ class RoundState(NamedTuple):
     # (C,) int64: the round t whose reply was last accepted; -1: none yet; -2 - t: after a reset,
     # when of the client's state only its own parameters and buffers still count
     accepted: Tensor
-    failed: int = 0  # failed rounds in a row, without those of an empty cohort or a lost state
+    failed: int = 0  # failed rounds in a row without those of empty cohorts; 0 after a lost state
     moments: Any = Stateless()  # the mean of the optimisers' vectors, of optimizer-state=average
     buffers: Vector | None = None  # (d_b,), the clients' mean, which no method reads; None: none
     clock: float = 0.0  # simulated seconds since the start, with a device profile

@@ -160,7 +160,9 @@ class WorkersFleet(InProcessFleet):
                 log.warning(
                     "%d of %d workers have not started after %.0f s: they load the data, or wait "
                     "for room in Ray",
-                    *(len(missing), workers, PATIENCE),
+                    len(missing),
+                    workers,
+                    PATIENCE,
                 )
             devices = ray.get(beginning)
         except RayError as error:

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from fedaccord.core.cohort import PendingRequest
 from fedaccord.core.request import TrainInstruction, TrainRequest
 from fedaccord.core.vectors import nbytes
-from fedaccord.federation.device_profiles import Device
+from fedaccord.federation.device_profiles import Device, devices
 from fedaccord.federation.errors import FederationError
+from fedaccord.federation.method import Method
 
 Clients = Sequence[int] | NDArray[np.int64]
 
@@ -33,6 +34,20 @@ class End(NamedTuple):
 
 class Late(str):
     """Why a round lacks a reply, in one line; not the client's fault."""
+
+
+def simulated_devices(method: Method, num_clients: int) -> Sequence[Device]:
+    """The devices of a device profile.
+
+    Raises ValueError, in one line, if its file, or differential privacy, does not fit.
+    """
+    simulated = devices(method.device_profile, method.seed, num_clients)
+    if method.has_noisy_sums and any(device.active for device in simulated):
+        raise ValueError(
+            "device-profile: expected devices that are always available with dp, got active "
+            "times: a client that takes part decides when the next round begins, and with whom"
+        )
+    return simulated
 
 
 class Timing(NamedTuple):

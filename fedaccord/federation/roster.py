@@ -176,10 +176,9 @@ class Roster:
 
     def _read_replies(self, grid: Grid) -> set[int]:
         """The newcomers among the nodes that replied."""
-        if not self._pending:
-            return set()
         node_of = {i: node for node, it in self._pending.items() for i in it.message_ids}
-        for reply in uploads.pull_messages(grid, list(node_of)):  # it may raise after some replies
+        # it may raise after some replies
+        for reply in uploads.pull_messages(grid, list(node_of)) if node_of else ():
             node = node_of.get(reply.metadata.reply_to_message_id)
             if node in self._pending:
                 if self._pending.pop(node).newcomer:

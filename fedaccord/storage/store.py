@@ -81,7 +81,7 @@ def memory_after(memory: Memory | None, instruction: TrainInstruction, packed: A
     """The client's memory after the visit that resulted in a state, here in its stored form."""
     accepted, durable = instruction.accepted, instruction.durable
     before = version(memory, accepted)
-    older = None if durable == accepted else version(memory, durable)
+    older = None if round_of(durable) == round_of(accepted) else version(memory, durable)
     return Memory(Version(instruction.round, packed), before, instruction.attempt, older)
 
 

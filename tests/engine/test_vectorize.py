@@ -92,6 +92,15 @@ SOME = [(name, parts) for name, parts in COMBINATIONS if parts in ("bare", "sam+
 SOME += [it for it in COMPRESSED if it[1] != "qsgd"]  # whose draws differ where the last bits do
 
 
+def test_states_that_are_kept_with_no_parts_of_the_model_are_those_of_the_method(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With buffers=local and a model that has none."""
+    alone, kept = (run(small("scaffold", **more), "on") for more in ({}, {"buffers": "local"}))
+    assert torch.equal(alone.weights, kept.weights)
+    assert "at once failed" not in caplog.text
+
+
 @pytest.mark.parametrize(("name", "plugins"), all_or_slow(SOME))
 def test_every_method(name: str, plugins: str) -> None:
     alone, together = (run(small(name, plugins), how) for how in ("off", "on"))

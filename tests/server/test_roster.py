@@ -84,6 +84,29 @@ def test_a_handshake_that_was_read_counts_although_the_superlink_fails_after_it(
     assert net.hellos.count(10) == 1
 
 
+def test_a_newcomer_that_was_read_is_one_although_the_superlink_fails_after_it(
+    roster: Roster, net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that restarted takes the place of its old node, which is online for a while."""
+    for i in range(3):
+        net.join(10 + i, i, 3)
+    roster.wait_for_all(net, 600)
+    pull, left = uploads.pull_messages, [1]
+
+    def failing(grid: Any, message_ids: Any) -> Any:
+        yield from pull(grid, message_ids)
+        if left:
+            left.pop()
+            raise ConnectionError("HTTP status 500")
+
+    monkeypatch.setattr(uploads, "pull_messages", failing)
+    net.join(20, 1, 3)
+    with pytest.raises(ConnectionError):
+        roster.update(net)
+    roster.update(net)
+    assert (roster.nodes[1], roster.refused) == (20, {})
+
+
 def test_a_slow_answer_is_waited_for_and_the_node_is_not_asked_all_the_time(
     roster: Roster, net: Net, clock: Clock
 ) -> None:

@@ -195,7 +195,7 @@ def duals(saved: Saved) -> Iterator[Measure]:
     s, half = unpack(method, checkpoint.server, checkpoint.facts), method.client_half()
     like = state_like(half, tuple(map(tuple, checkpoint.facts["shapes"])))
     squares, sizes, total = [], [], torch.zeros_like(saved.w)
-    for client in sorted(checkpoint.clients):
+    for client in sorted(i for i in checkpoint.clients if s.accepted[i] >= 0):  # not reset since
         _, tensors = checkpoint.clients[client]
         state = fill(like, tensors)
         dual = half.dual(broadcast(method, s, client), state)

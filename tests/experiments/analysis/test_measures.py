@@ -214,6 +214,10 @@ def test_dual_drift_is_of_the_parts_at_the_clients(
     monkeypatch.setattr(Checkpoints, "load", lambda self: last._replace(clients=states))
     assert by_name([*measures.duals(saved)])["dual-drift"] < 1e-20
     assert torch.equal(saved.model.read_local(), saved.model.initial_local)
+    reset = last._replace(server=last.server | {"accepted": -2 - last.server["accepted"].abs()})
+    monkeypatch.setattr(Checkpoints, "load", lambda self: reset)
+    assert not [*measures.duals(saved)]  # those of before a reset count no more
+    monkeypatch.undo()
     result = success(invoke("measure", folder / "kept", *QUICK))
     assert "warning: feddyn" in result.stderr
     assert "of w with the local parts from before round 1" in result.stderr
