@@ -69,7 +69,7 @@ def test_the_config_of_a_run_gives_its_settings(tmp_path: Path) -> None:
 def test_a_file_that_is_a_pipe_is_read_once() -> None:
     """As `--config <(command)` is."""
     reader, writer = os.pipe()
-    os.write(writer, b"lr = 0.1\nseed = 5\n")
+    os.write(writer, b'algo = "fedavg"\nlr = 0.1\nseed = 5\n')
     os.close(writer)
     result = success(invoke("flwr-config", "--config", f"/dev/fd/{reader}", "seed=6"))
     os.close(reader)

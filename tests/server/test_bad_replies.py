@@ -204,8 +204,9 @@ REST: dict[str, tuple[Spoil, str]] = {
         "an integer from 1 to 10000000 (max-examples), got",
     ),
     "no examples": (with_metrics("num-examples"), "with num-examples, steps, train-loss"),
-    **{f"{x:g} steps": (number("steps", x), STEPS) for x in (0, -3, 1e300, math.nan, 10**9)},
+    **{f"{x:g} steps": (number("steps", x), STEPS) for x in (0, -3, 1e300, math.nan, 10**20)},
     "a list of steps": (number("steps", [2] * 10**5), STEPS),
+    "a billion steps": (number("steps", 10**9), "at most local-epochs times num-examples, got 1"),
     "more steps than samples": (
         number("steps", 25),
         "at most local-epochs times num-examples, got 25 beside 24",

@@ -85,7 +85,7 @@ class Study:
             run_config = study.configuration(cell).config
             run_config.strategy.check_clients(run_config.num_clients)
             names = run_config.task.metrics
-            has = not names or "accuracy" in map(str.strip, names.split(","))
+            has = not names or any(name.strip() == "accuracy" for name in names.split(","))
             if run_config.strategy.evaluation == "clients" or not has:
                 raise ValueError(
                     "expected runs whose server measures the accuracy, as the tables have it, got "
