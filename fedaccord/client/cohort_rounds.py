@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fedaccord.client.train import CPU, DIVERGED, first_client_state
+from fedaccord.client.train import CPU, DIVERGED, begun_state
 from fedaccord.core.client_half import WithLocal, state_like
 from fedaccord.core.request import TrainReply, TrainRequest
 from fedaccord.core.rounds import client_round
@@ -39,10 +39,7 @@ def local_rounds(
     device = model.w.device
     clients = [request.instruction.client for request in requests]
     begun = [
-        first_client_state(request, model, state)
-        if state is None or request.instruction.accepted < -1
-        else all_to_device(state, device)
-        for request, state in zip(requests, states, strict=True)
+        begun_state(request, model, state) for request, state in zip(requests, states, strict=True)
     ]
     if instruction.half.keeps_local:  # no parts of these models stay at the clients
         begun = [state.base for state in begun]

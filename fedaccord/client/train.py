@@ -195,10 +195,7 @@ def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainRep
     instruction, model = request.instruction, data.model
     half, config, device = instruction.half, instruction.config, model.w.device
     down = all_to_device(request.down, device)
-    if state is None or instruction.accepted < -1:
-        state = first_client_state(request, model, state)
-    else:
-        state = all_to_device(state, device)
+    state = begun_state(request, model, state)
     steps = _steps(instruction, data.batches)
     config = config._replace(steps=steps, hidden=model.hidden, secret=data.secret)
     if half.keeps_local:
@@ -240,10 +237,15 @@ def _steps(instruction: TrainInstruction, batches: Iterable[Batch]) -> int:
     return 0
 
 
-def first_client_state(request: TrainRequest, model: FlatModel, earlier: Any = None) -> Any:
-    """A client's state before its first request; earlier: one whose own parameters and buffers
-    still count."""
+def begun_state(request: TrainRequest, model: FlatModel, earlier: Any) -> Any:
+    """The state with which a client begins a visit, on the model's device.
+
+    earlier: the stored one; None: it has none. After a reset of the server's only its own
+    parameters and buffers still count.
+    """
     half, device = request.instruction.half, model.w.device
+    if earlier is not None and request.instruction.accepted >= -1:
+        return all_to_device(earlier, device)
     w = to_device(request.down.w, device)
     w_init = w if request.w_init is None else to_device(request.w_init, device)
     state = half.init(w, w_init, request.instruction.config)
