@@ -37,7 +37,7 @@ from timing import CLOCKS, spread
 
 from fedaccord import recorded_run
 from fedaccord.client.data import training_data
-from fedaccord.client.train import first_client_state
+from fedaccord.client.train import begun_state
 from fedaccord.config import RunConfig
 from fedaccord.core.client_half import GradientHook
 from fedaccord.core.request import TrainReply, TrainRequest
@@ -120,7 +120,7 @@ class NoSteps(LocalFleet):
     def _round(self, request: TrainRequest, state: Any) -> tuple[TrainReply, Any]:
         instruction = request.instruction
         client_data = training_data(self.task, instruction)
-        begun = first_client_state(request, client_data.model) if state is None else state
+        begun = begun_state(request, client_data.model, state)
         visit = client_round(instruction.half, request.down, begun, instruction.config, no_steps)
         return TrainReply(visit.up, client_data.examples or 0, 1, 0.0), visit.state
 

@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedaccord import evaluate_locally, train_locally
-from fedaccord.core.client_half import ClientHalf
+from fedaccord.client.train import begun_state
+from fedaccord.core.client_half import ClientHalf, WithLocal
 from fedaccord.core.optimizer import Schedule
 from fedaccord.core.request import StateLost, TrainInstruction
-from fedaccord.core.rule import LocalResult, LocalRule, Model
+from fedaccord.core.rule import LocalConfig, LocalResult, LocalRule, Model
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.storage import store
+from fedaccord.strategies import Scaffold
 from fedaccord.strategies.fedavg import FedAvgClient
 from fedaccord.strategies.feddyn import ClientState, FedDynClient
 from fedaccord.task.solver import Batch
@@ -423,3 +426,17 @@ def test_a_loss_with_parameters_of_its_own_is_refused_before_round_1() -> None:
     for function in (train_locally, evaluate_locally):
         with pytest.raises(ValueError, match=r"^loss: .* 'scale', which no step"):
             function(hello, context(), model=linear(), batches=batches(4), loss=loss)
+
+
+@pytest.mark.parametrize(("accepted", "counts"), [(3, True), (-5, False)])
+def test_after_a_reset_only_a_clients_own_parts_count(accepted: int, counts: bool) -> None:
+    half = Scaffold(buffers="local").client_half()
+    w, c_i, local = torch.zeros(2), torch.ones(2), torch.full((3,), 7.0)
+    config = LocalConfig(0, 1, 0.1, 0.0, 0.0, 0, 0, ((2,),))
+    stored = WithLocal(half.init(w, w, config)._replace(c_i=c_i), local)
+    instruction = SimpleNamespace(half=half, accepted=accepted, config=config)
+    request: Any = SimpleNamespace(instruction=instruction, w_init=None, down=SimpleNamespace(w=w))
+    model: Any = SimpleNamespace(w=w, initial_local=torch.zeros(3))
+    begun = begun_state(request, model, stored)
+    assert torch.equal(begun.base.c_i, c_i if counts else w)
+    assert torch.equal(begun.local, local)
